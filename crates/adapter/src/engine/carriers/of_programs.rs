@@ -1,7 +1,7 @@
-//! Carriers by which programs connect: programs claim them, and the engine accepts.
+//! Carriers for programs' outgoing connections: programs claim them, and the engine accepts.
 //!
-//! The program's library says beside the claim where the connection is to lead, and queues it. It
-//! claims no carrier before the engine has said that it is free: both ends may have closed a
+//! With the claim the program's library writes the connection's destination, and queues both. It
+//! claims a carrier only after the engine has declared it free: both ends may have closed a
 //! connection whose last bytes the remote has not acknowledged yet.
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ impl OfPrograms {
         self.0.len()
     }
 
-    /// Parks a carrier, and has its program know that it may claim it.
+    /// Parks a carrier, and tells its program that it may claim the carrier.
     pub(super) fn park(&mut self, parked: Parked, channels: &mut Channels) {
         let reusable = &parked.reusable;
         let place = reusable.channel.place;
@@ -34,13 +34,13 @@ impl OfPrograms {
         self.0.insert(place, parked);
     }
 
-    /// The next connection of a pair's program: its carrier, and where it is to lead.
+    /// The next queued connection of a pair's program: its carrier and its destination.
     pub(super) fn accept(
         &mut self,
         pair: u64,
         channels: &Channels,
     ) -> Option<(Reusable, [u8; PREAMBLE_BYTES])> {
-        // A program that queues nonsense without end has its turn, and no more.
+        // The bound ends the turn of a program that keeps queueing nonsense.
         for _ in 0..ENTRIES_MAX {
             let queued = channels.next_claim(pair)?;
             let place = (pair, queued.slot);
@@ -48,7 +48,8 @@ impl OfPrograms {
                 continue;
             };
             let turns = parked.reusable.endpoint.turns();
-            // Else it was given up meanwhile, and its end tells.
+            // Otherwise the program has given the carrier up meanwhile, and the carrier's end shows
+            // this.
             if turns.accept(queued.turn) {
                 let preamble = turns.requested();
                 let mut reusable = self.take(place)?;
@@ -69,8 +70,8 @@ impl OfPrograms {
         Some(&mut self.0.get_mut(&place)?.reusable)
     }
 
-    /// Retires what has been parked for too long, and hands over its number. One that was claimed
-    /// meanwhile is accepted soon.
+    /// Retires carriers that have been parked for too long, and hands over their numbers. A carrier
+    /// that was claimed meanwhile is accepted soon.
     pub(super) fn look(
         &mut self,
         channels: &mut Channels,
@@ -92,7 +93,7 @@ impl OfPrograms {
         }
     }
 
-    /// When to look again.
+    /// The time of the next look.
     pub(super) fn look_due(&self) -> Option<Instant> {
         let times = self.0.values().map(|parked| parked.since);
         times.min().map(|since| since + IDLE_MAX)

@@ -1,5 +1,5 @@
-//! How connections begin and end: passive opens, for which the engine makes a carrier, and what all
-//! have in common. Active opens are in [`opens`](super::opens).
+//! The begin and the end of connections: passive opens, for which the engine makes a carrier, and
+//! the parts common to all connections. Active opens are in [`opens`](super::opens).
 
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr, TcpStream};
@@ -22,7 +22,7 @@ use crate::engine::{Holder, sys};
 use crate::registry::ClientId;
 
 impl Runner {
-    /// Takes in connections that remotes have opened.
+    /// Accepts connections that remotes have opened.
     pub(super) fn accept(&mut self, listener: ListenerId) {
         while let Some(id) = self.engine.accept(listener) {
             let joined = self.join(listener, id);
@@ -60,8 +60,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Begins a carrier that is to serve further connections: asks for its channel at once, as the
-    /// program does when it accepts it.
+    /// Begins a carrier that is to serve further connections. Asks for its channel at once; the
+    /// program asks when it accepts the carrier.
     fn begin_seed(&mut self, id: ConnectionId, serving: Serving) {
         let flow = self.flows.get_mut(id.index()).and_then(Option::as_mut);
         let Some(flow) = flow.filter(|flow| flow.id == id) else {
@@ -78,7 +78,8 @@ impl Runner {
         self.pairing.push(slot);
     }
 
-    /// Puts a connection on a carrier that has served others; false without one.
+    /// Puts a connection on a carrier that has served other connections; false if there is no such
+    /// carrier.
     fn join_used(&mut self, target: Target, id: ConnectionId) -> bool {
         let (Some(info), SocketAddr::V4(_)) = (self.engine.info(id), target.address) else {
             return false;
@@ -106,9 +107,9 @@ impl Runner {
         self.carriers.serves(serial, slot as u32);
         self.place(slot, flow);
         let now = self.now();
-        // It fails only for a connection that is not there.
+        // The call fails only for a connection that does not exist.
         let _ = self.engine.bound_window(now, id, window, window);
-        // Less than a window has come by now, and the ring has room for all of it.
+        // Less than a window has arrived by now, and the ring has room for it.
         let is_moved = self.streams.move_up(id);
         debug_assert!(is_moved);
         self.turns.watch(id);
@@ -116,7 +117,7 @@ impl Runner {
         true
     }
 
-    /// Has the program look into its queue.
+    /// Wakes the program to look into its queue.
     fn announce(&mut self, slot: usize) {
         let now = self.now();
         let Some(flow) = self.flows[slot].as_mut() else {
@@ -124,13 +125,13 @@ impl Runner {
         };
         let (engine, streams) = (&mut self.engine, &mut self.streams);
         let mut around = Around::new(now, engine, streams, &mut self.channels);
-        // A fault of the program's is found at the next look.
+        // The next look detects a fault of the program.
         let _ = flow.notify(&mut around);
         make_due(&mut self.due, flow, slot as u32);
     }
 
-    /// Nobody accepts a connection on the carrier that it is on: begins an ordinary one, and sends
-    /// there what the remote has sent so far.
+    /// The program does not accept a connection on its used carrier. Begins an ordinary carrier,
+    /// and sends the remote's bytes so far by it.
     pub(super) fn join_again(&mut self, slot: usize) {
         let Some(mut flow) = self.flows[slot].take() else {
             return;
@@ -194,8 +195,8 @@ impl Runner {
             .set_ends(direction, port, other, ends);
     }
 
-    /// Counts another connection of a program's; false when it is at its quota, or its share of the
-    /// memory has no room.
+    /// Counts another connection of a program; false if the program has reached its quota, or its
+    /// share of the memory is full.
     pub(super) fn admit(&mut self, client: ClientId) -> bool {
         if !self.streams.rings().has_room_for_connection(Some(client)) {
             return false;
@@ -244,7 +245,8 @@ impl Runner {
         self.streams.rings().count_connection(program, true);
     }
 
-    /// A connection is over in order: its carrier serves another one, if it can.
+    /// Removes a connection that is over in order. Its carrier serves another connection, if it
+    /// can.
     pub(super) fn remove_in_order(&mut self, slot: usize, next: Next) {
         let Some(flow) = self.flows[slot].as_ref() else {
             return;

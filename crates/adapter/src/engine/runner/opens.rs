@@ -1,4 +1,4 @@
-//! Active opens: which programs request at the relay, or by a carrier that they have claimed.
+//! Active opens, which programs request at the relay, or by a carrier that they have claimed.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Instant as Clock;
@@ -17,11 +17,11 @@ use crate::engine::relay::Around;
 use crate::engine::tcp_config::{first_and_largest_log2, options};
 use crate::engine::{Command, Given, Holder, Patience, Request, sys};
 
-/// Seeds of programs are asked for while fewer than so many wait for their channels.
+/// The most seeds of programs that wait for their channels at a time.
 const PAIRING_OF_PROGRAMS_MAX: usize = 16;
 
 impl Runner {
-    /// Gives what programs at the relay want to the threads that are to do it.
+    /// Gives the requests of programs at the relay to the responsible threads.
     pub(super) fn give_all(&mut self, take: impl FnOnce(&mut Arrivals) -> Vec<Wanted>) {
         let wanted = self.arrivals.as_mut().map(take);
         for (request, carrier) in wanted.unwrap_or_default() {
@@ -29,13 +29,14 @@ impl Runner {
         }
     }
 
-    /// With a port of the program's choice, to its owner; else to each in turn.
+    /// Gives a request with a local port to the thread that owns the port, and other requests to
+    /// each thread in turn.
     fn give(&mut self, request: Request, carrier: TcpStream) {
         let local = local_end(&self.own, &request).ok().flatten();
         let share = self.engine.config().share;
         let there = match local {
             Some(local) => share.owner(local, request.remote),
-            // Each thread knows the cookies that its own connections were given.
+            // Each thread knows only the cookies that its own connections have received.
             None if request.is_fast_open => place_of(request.remote, share.count()),
             None => {
                 self.last_given = (self.last_given + 1) % share.count();
@@ -70,8 +71,8 @@ impl Runner {
         }
     }
 
-    /// Begins an active open, on a carrier that its program has claimed. It may lead anywhere: the
-    /// preamble is read as on a carrier that was just made.
+    /// Begins an active open, on a carrier that its program has claimed. The connection may have
+    /// any destination: the preamble is read as on a new carrier.
     pub(super) fn open_on_used(&mut self, used: Reusable, preamble: &[u8; PREAMBLE_BYTES]) {
         let preamble = ConnectPreamble::parse(preamble);
         let holder = preamble.and_then(|preamble| self.common.tokens.holder(preamble.token));
@@ -98,7 +99,7 @@ impl Runner {
         }
     }
 
-    /// Has the engine connect.
+    /// Lets the engine connect.
     fn connect(&mut self, request: &Request) -> Result<ConnectionId, Refusal> {
         let shared = self.link.shares().is_some();
         let source = match shared {
@@ -162,7 +163,7 @@ impl Runner {
         Err(ConnectError::NoPortLeft)
     }
 
-    /// Has the program know the ends of its connection, before the remote has answered.
+    /// Shows the program the ends of its connection, before the remote has answered.
     fn begin(&mut self, id: ConnectionId, given: Given) {
         let Given {
             request, carrier, ..
@@ -180,8 +181,9 @@ impl Runner {
         }
     }
 
-    /// A message of the program's opens the connection: its SYN takes along what of that is on the
-    /// carrier, or asks for a cookie. With a cookie it waits for a message that is still to come.
+    /// Opens a connection by a message of the program. The SYN carries the bytes of the message
+    /// that are on the carrier, or it asks for a cookie. If there is a cookie and the message is
+    /// still to come, the SYN waits for it.
     fn begin_fast_open(&mut self, id: ConnectionId, request: &Request) {
         let now = self.now();
         let flow = self.flows.get_mut(id.index()).and_then(Option::as_mut);
@@ -201,11 +203,11 @@ impl Runner {
         flow.carrier.note_readable();
         let (engine, streams) = (&mut self.engine, &mut self.streams);
         let mut around = Around::new(now, engine, streams, &mut self.channels);
-        // That the program is gone is found at the next look.
+        // The next look detects that the program is gone.
         let _ = flow.collect(&mut around);
     }
 
-    /// Shows programs whether the next message to this one's remote may go with a SYN.
+    /// Shows programs whether the next message to this connection's remote may go with a SYN.
     pub(super) fn show_cookie(&self, id: ConnectionId) {
         let now = self.now();
         if let Some(info) = self.engine.info(id) {
@@ -215,8 +217,8 @@ impl Runner {
         }
     }
 
-    /// Asks for the channel of a carrier that its program is to claim for further connections, as
-    /// the program does.
+    /// Asks for the channel of a carrier that its program may later claim for further connections.
+    /// The program asks, too.
     fn begin_seed_of_program(&mut self, id: ConnectionId, program: SocketAddr) {
         let flow = self.flows.get_mut(id.index()).and_then(Option::as_mut);
         let Some(flow) = flow.filter(|flow| flow.id == id) else {
@@ -257,7 +259,7 @@ impl Runner {
         self.forget_patience(id);
         let Some(flow) = self.flow(id) else { return };
         let opens_by_message = flow.opens_by_message;
-        // A program that does not hear it is gone, and its socket says so.
+        // If the answer cannot be delivered, the program is gone, and its socket shows this.
         let _ = flow.answer(Clock::now());
         let (is_on_used, is_seed) = (flow.is_on_used(), flow.is_seed());
         if opens_by_message {
@@ -271,25 +273,25 @@ impl Runner {
             let info = self.engine.info(id);
             endpoint.bound_sending(first_and_largest_log2(info, false).1);
             let now = self.now();
-            // It fails only for a connection that is not there.
+            // The call fails only for a connection that does not exist.
             let _ = self.engine.bound_window(now, id, window, window);
             self.turns.watch(id);
         }
     }
 
-    /// The patience that came with the connect was for the handshake. The program says now what
-    /// holds.
+    /// Ends the time limit of the handshake, which came with the connect. The program's own
+    /// settings follow.
     fn forget_patience(&mut self, id: ConnectionId) {
         let Some(info) = self.engine.info(id) else {
             return;
         };
         let keepalive = options(&self.connections.of(info.remote)).keepalive;
         let now = self.now();
-        // It fails only for a connection that is not there.
+        // The call fails only for a connection that does not exist.
         let _ = self.engine.set_liveness(now, id, keepalive, None);
     }
 
-    /// The next thread, if it may have ports or room left where we have none.
+    /// The next thread to try, if it may have ports or room left.
     fn next_to_try(&self, given: &Given, refusal: Refusal) -> Option<(usize, usize)> {
         let share = self.engine.config().share;
         let refusals = given.refusals + 1;
@@ -303,16 +305,17 @@ fn place_of(remote: SocketAddr, threads: usize) -> usize {
     (spelled(remote).hash() >> 32) as usize % threads
 }
 
-/// The errno of connect(2) when all ports are in use: connections that have ended make room.
-/// (`EAGAIN` it says of Unix sockets; programs take it for "not yet", and Python for a success.)
+/// The errno of connect(2) when all ports are in use; connections that end make room. connect(2)
+/// returns `EAGAIN` only for Unix sockets: programs take it for "not yet", and Python for a
+/// success.
 const OUT_OF_CONNECTIONS: libc::c_int = libc::EADDRNOTAVAIL;
 
-/// A carrier comes from what stood in for an address that is gone.
+/// The carrier comes from the alias of an address that is gone.
 #[derive(Debug, PartialEq, Eq)]
 struct AddressGone;
 
-/// The local address and port a program has asked for, if it has. From a loopback alias's port it
-/// connects from the same port of the address.
+/// The local address and port that a program has requested, if any. A port of a loopback alias
+/// stands for the same port of the address.
 fn local_end(own: &Own, request: &Request) -> Result<Option<SocketAddr>, AddressGone> {
     let Request {
         carrier,
@@ -332,12 +335,12 @@ fn local_end(own: &Own, request: &Request) -> Result<Option<SocketAddr>, Address
 /// Why the engine does not connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// The program's call fails with that.
+    /// The program's call fails with this errno.
     Errno(libc::c_int),
     /// As [`Refusal::Errno`], unless another thread has ports or room left.
     OfThread(libc::c_int),
-    /// The address is the host's, too: a carrier that ends without an answer has its program
-    /// connect by the kernel.
+    /// The address is shared with the host. The carrier ends without an answer, and its program
+    /// then connects by the kernel.
     Silent,
     /// As [`Refusal::Silent`], unless another thread has ports or room left.
     SilentOfThread,
@@ -351,7 +354,7 @@ impl Refusal {
         }
     }
 
-    /// Of a call of the engine's, for any port or for one that the program has asked for.
+    /// The refusal for an error of the engine. `is_any_port`: the program has not requested a port.
     fn of_call(error: ConnectError, is_any_port: bool, is_shared: bool) -> Refusal {
         let is_used_up = matches!(error, ConnectError::NoPortLeft | ConnectError::NoSlotLeft);
         match (is_used_up && is_any_port, is_shared) {
@@ -434,7 +437,7 @@ mod tests {
         assert_eq!(end("127.0.0.1:4000", v4, 4000), is("10.84.0.2:4000"));
         assert_eq!(end("127.0.0.1:4000", v6, 4000), is("[fd84::2]:4000"));
         assert_eq!(end("127.99.0.3:4000", v4, 4000), is("10.84.0.3:4000"));
-        // Bound without a port, which the kernel chose when it connected.
+        // The program bound without a port; the kernel chose the port when it connected.
         assert_eq!(end("127.99.0.3:4000", v4, 0), is("10.84.0.3:4000"));
         assert_eq!(end("127.99.0.2:4000", v6, 0), is("[fd84::2]:4000"));
         assert_eq!(end("127.99.0.4:4000", v4, 0), Err(AddressGone));

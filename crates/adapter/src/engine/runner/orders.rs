@@ -84,8 +84,8 @@ impl Runner {
         }
     }
 
-    /// A program's liveness settings apply to its own remotes only. Another thread has the
-    /// connection, if it is not here.
+    /// A program's liveness settings apply to its own connections only. If the connection is not
+    /// here, another thread has it.
     fn set_liveness(&mut self, manner: &Manner) {
         let id = self.engine.connection_between(manner.local, manner.remote);
         let flow = id.and_then(|id| self.flows.get(id.index())?.as_ref());
@@ -94,12 +94,12 @@ impl Runner {
         };
         let (id, now) = (flow.id, self.now());
         let (keepalive, user_timeout) = (manner.keepalive, manner.user_timeout);
-        // It fails only for a connection that is over.
+        // The call fails only for a connection that is over.
         let _ = self.engine.set_liveness(now, id, keepalive, user_timeout);
     }
 
-    /// Other addresses, routes, rules or another MTU. Connections of an address that is gone end on
-    /// both sides, all others go on.
+    /// Applies changed addresses, routes, rules or MTU. Connections of a removed address end on
+    /// both sides; all others go on.
     fn reconfigure(&mut self, change: &ForAll<Settings>) {
         let settings = &change.order;
         let now = self.now();
@@ -135,7 +135,7 @@ impl Runner {
         }
     }
 
-    /// Has the addresses and routes of the settings, and no others; listeners follow.
+    /// Replaces the addresses and routes by those of the settings, and updates the listeners.
     pub(super) fn follow_addresses(&mut self, settings: &Settings) {
         for &(address, prefix_bits) in &settings.addresses {
             let address = InterfaceAddress {
@@ -158,8 +158,8 @@ impl Runner {
         self.settle_outgoing_ports();
     }
 
-    /// Some listener may be gone: looks soon, but spends no more than an eighth of the time on it,
-    /// however often somebody says so.
+    /// Notes that a listener may be gone. The check follows soon, but all checks take at most an
+    /// eighth of the time, however often this is called.
     pub(super) fn doubt_listeners(&mut self) {
         let due = &mut self.look_at_listeners_due;
         *due = due.or(Some(self.look_at_listeners_after));

@@ -1,13 +1,13 @@
-//! Makes room when the budget has none: discards bytes that have arrived ahead of a gap.
+//! Makes room when the budget is used up: discards bytes that have arrived ahead of a gap.
 //!
-//! They count as what they occupy, which is the connection's whole ring, and not as what they are:
-//! a remote chooses their place, so that one byte in each page occupies the ring. Discarding is
-//! legal, because the remote sends again what was not acknowledged cumulatively (RFC 2018 section
-//! 8). Linux does the same (`tcp_prune_ofo_queue`).
+//! Such bytes count by the memory that they occupy, which is the connection's whole ring, not by
+//! their number: a remote chooses their places, and one byte in each page occupies the whole ring.
+//! Discarding is legal, because the remote sends all bytes again that were not acknowledged
+//! cumulatively (RFC 2018 section 8). Linux does the same (`tcp_prune_ofo_queue`).
 //!
-//! Rings with little in them go first. All others follow only when new connections would find no
-//! room. Bytes in order are acknowledged and stay. No program loses early bytes to one that holds
-//! more than it does.
+//! Rings with few early bytes come first. Other rings follow only when new connections would find
+//! no room. Bytes in order are acknowledged and stay. No program loses early bytes for a program
+//! that holds more memory.
 
 use std::collections::BTreeSet;
 use std::time::Instant as Clock;
@@ -17,7 +17,8 @@ use crate::engine::rings::{Program, Rings};
 
 /// A ring with less than this part of it filled by early bytes is wasted.
 const FILLED_PART_MIN: u64 = 4;
-/// Of the time since the last search, a search may take one part in so many.
+/// A search may take at most this fraction (one part in `TIME_PARTS`) of the time since the last
+/// search.
 const TIME_PARTS: u32 = 8;
 
 /// When and where the search for early bytes goes on.
@@ -33,13 +34,13 @@ pub(super) struct Pruning {
 /// Which early bytes are discarded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Which {
-    /// Those that fill a small part of their ring.
+    /// Early bytes that fill a small part of their ring.
     Wasteful,
     All,
 }
 
 impl Runner {
-    /// Makes room for programs whose share had none.
+    /// Makes room for programs whose share is full.
     pub(super) fn prune(&mut self) {
         let programs = self.streams.rings().take_wanting();
         if !programs.is_empty() {

@@ -1,5 +1,4 @@
-//! Addresses that the host has as well: which of their ports are the engine's now, and what the
-//! kernel says of its tables.
+//! Addresses that are shared with the host: the engine's ports, and changes of the kernel's tables.
 //!
 //! ```text
 //!   a program listens ─► Listening ─ it stops ─► Connected ─ no connection is left ─► the kernel's
@@ -22,30 +21,31 @@ use crate::engine::report::SharedReport;
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     ports: BTreeMap<(IpAddr, u16), PortUse>,
-    /// When to look whether connections are left where nobody listens any more.
+    /// The time of the next check whether ports without a listener still have connections.
     look_due: Option<Clock>,
-    /// When to say again that this thread is awake; `None`: it never has.
+    /// The time of the next report that this thread is awake; `None` before the first report.
     awake_due: Option<Clock>,
-    /// Connections of programs may go out.
+    /// Programs may make outgoing connections.
     goes_out: bool,
-    /// Destinations whose routes may be other ones, when to look at them, and the earliest time for
-    /// it after the last time.
+    /// Destinations whose routes may have changed, the time of the next look at them, and the
+    /// earliest time for a further look.
     changed_routes: Vec<(IpAddr, u8)>,
     look_at_routes_after: Option<Clock>,
-    /// Remotes towards which no port was left, and when to look again.
+    /// Remotes for which no port was left, with the time of the next attempt.
     exhausted: BTreeMap<SocketAddr, Clock>,
-    /// Addresses that the kernel has no more, and when their connections end.
+    /// Addresses that the kernel no longer has, with the time at which their connections end.
     gone: BTreeMap<IpAddr, Clock>,
 }
 
 impl Shared {
-    /// There is another table, of which nothing is known.
+    /// Forgets everything about the table: there is a new one.
     pub(super) fn forget(&mut self) {
         self.ports.clear();
         self.awake_due = None;
     }
 
-    /// When the thread has to look at its ports or routes, or to speak.
+    /// The next time at which the thread has to look at its ports or routes, or to report that it
+    /// is awake.
     pub(super) fn due(&self) -> Option<Clock> {
         let routes = match self.changed_routes.is_empty() {
             true => None,
@@ -58,8 +58,7 @@ impl Shared {
             .min()
     }
 
-    /// Adds those of our addresses that the kernel has lost a moment ago; whether one of them is
-    /// back.
+    /// Adds our addresses that the kernel lost a moment ago. Returns whether one of them is back.
     fn keep_lost(&mut self, own: &[(IpAddr, IpAddr)], addresses: &mut Vec<(IpAddr, u8)>) -> bool {
         let now = Clock::now();
         let before = self.gone.len();
@@ -71,7 +70,8 @@ impl Shared {
         for ip in lost {
             let until = *self.gone.entry(ip).or_insert(now + GONE_TIME);
             if until > now {
-                // The kernel decides what is on the link, by its routes.
+                // The full prefix length: the kernel's routes decide which destinations are on the
+                // link.
                 addresses.push((ip, if ip.is_ipv4() { 32 } else { 128 }));
             } else {
                 self.gone.remove(&ip);
@@ -80,7 +80,7 @@ impl Shared {
         is_back
     }
 
-    /// The kernel's routes to these destinations may be other ones.
+    /// Notes that the kernel's routes to these destinations may have changed.
     pub(super) fn note_routes(&mut self, changed: &[(IpAddr, u8)]) {
         self.changed_routes.extend(changed);
         if self.changed_routes.len() > CHANGED_ROUTES_MAX {
@@ -90,10 +90,9 @@ impl Shared {
 }
 
 impl Runner {
-    /// Says which ports are the engine's: those where programs listen, and those that have
-    /// connections still.
+    /// Announces the engine's ports: ports with listeners of programs, and ports with connections.
     pub(super) fn settle_shared_ports(&mut self) {
-        // Before the first request for a connection may come.
+        // This must happen before the first request for a connection can arrive.
         self.say_awake();
         let Some(table) = self.link.shares() else {
             return;
@@ -118,14 +117,14 @@ impl Runner {
         for &end in before.keys().filter(|end| !wanted.contains_key(end)) {
             lost += u64::from(table.set(thread, end, None).is_err());
         }
-        // Frames of such a port go where they went before.
+        // Frames of such a port keep their old destination.
         self.report.ports_not_set += lost;
         let has_left = wanted.values().any(|how| *how == PortUse::Connected);
         self.shared.look_due = has_left.then(|| Clock::now() + LOOK_INTERVAL);
         self.shared.ports = wanted;
     }
 
-    /// Says, now and then, that requests for connections will be answered.
+    /// Reports at intervals that this thread answers requests for connections.
     fn say_awake(&mut self) {
         let Some(table) = self.link.shares() else {
             return;
@@ -133,15 +132,16 @@ impl Runner {
         let now = Clock::now();
         if self.shared.awake_due.is_none_or(|due| due <= now) {
             let thread = self.engine.config().share.index();
-            // Unsaid, it has the kernel answer.
+            // If the report fails, the kernel answers them.
             let _ = table.note_awake(thread);
             self.shared.awake_due = Some(now + AWAKE_INTERVAL);
             self.follow_rules();
         }
     }
 
-    /// Says from which ports connections of programs go out: all that there are for it. Where the
-    /// kernel gives such ports to connections of others, those of connections that are there.
+    /// Announces the ports for outgoing connections of programs: all ports of the setting. If the
+    /// kernel gives such ports to other connections, too, it announces only the ports of existing
+    /// connections.
     pub(super) fn settle_outgoing_ports(&mut self) {
         let (Some(table), Some(outgoing)) = (self.link.shares(), &self.common.outgoing) else {
             return;
@@ -165,15 +165,15 @@ impl Runner {
         self.shared.goes_out = goes_out && is_set;
     }
 
-    /// The kernel's rules may be other ones.
+    /// Notes that the kernel's rules may have changed.
     pub(super) fn follow_rules(&mut self) {
         if self.link.follow_rules() {
             self.settle_outgoing_ports();
         }
     }
 
-    /// No port is left towards a remote. A client of many short connections would have all of them
-    /// looked at for each.
+    /// Notes that no port is left for a remote. Otherwise a client of many short connections would
+    /// cause a search of all ports for each connection.
     pub(super) fn note_exhausted(&mut self, remote: SocketAddr) {
         let now = Clock::now();
         let exhausted = &mut self.shared.exhausted;
@@ -190,10 +190,10 @@ impl Runner {
         until.is_some_and(|until| *until > Clock::now())
     }
 
-    /// The shared address that a connection to a remote is to go out from; `None` where it is the
+    /// The shared source address for a connection to a remote; `None` if the connection is the
     /// kernel's.
     pub(super) fn outgoing_source(&self, request: &Request) -> Option<IpAddr> {
-        // A port of the program's choice is one of the kernel's.
+        // A port that the program has chosen belongs to the kernel.
         let is_free = request.local_port == 0 && request.carrier.ip() == Ipv4Addr::LOCALHOST;
         if !is_free || !self.shared.goes_out || self.is_exhausted(request.remote) {
             return None;
@@ -215,19 +215,19 @@ impl Runner {
         }
     }
 
-    /// The kernel's addresses are other ones. One that is gone stays ours for a while, with its
-    /// connections: whoever configures an interface anew takes its addresses away and brings them
-    /// back, and the kernel's connections outlive that.
+    /// Follows changes of the kernel's addresses. A removed address stays ours for a while, with
+    /// its connections: tools that reconfigure an interface remove its addresses and add them
+    /// again, and the kernel's own connections survive that.
     pub(super) fn follow_host(&mut self) {
         let settings = self.link.settings().clone();
         if settings.shares.is_empty() {
             return;
         }
-        // Without an answer all stays as it is.
+        // Without an answer nothing changes.
         if let Ok(mut resolved) = Link::resolve(&settings) {
             let addresses = &mut resolved.settings.addresses;
             if self.shared.keep_lost(&self.own, addresses) {
-                // There was no way from that address.
+                // The restored address had no routes.
                 self.shared.note_routes(&ALL_DESTINATIONS);
             }
             self.follow_addresses(&resolved.settings);
@@ -235,8 +235,8 @@ impl Runner {
         }
     }
 
-    /// Has connections ask anew whose routes may be other ones. It spends no more than an eighth of
-    /// the time on routes, however often some change.
+    /// Lets connections whose routes may have changed ask for them again. This takes at most an
+    /// eighth of the time, however often routes change.
     fn follow_routes(&mut self) {
         let began = Clock::now();
         let is_due = (self.shared.look_at_routes_after).is_none_or(|after| after <= began);
@@ -249,7 +249,7 @@ impl Runner {
         self.put_off_routes(began);
     }
 
-    /// So much time since then was spent on the kernel's routes.
+    /// Postpones the next look at routes, in proportion to the time since `began`.
     fn put_off_routes(&mut self, began: Clock) {
         let now = Clock::now();
         let after = self.shared.look_at_routes_after.unwrap_or(now).max(now);
@@ -257,7 +257,7 @@ impl Runner {
         self.shared.look_at_routes_after = Some(after.min(now + ROUTES_LATE_MAX));
     }
 
-    /// Takes over what the kernel knows of neighbours.
+    /// Takes over the kernel's neighbour table.
     pub(super) fn take_neighbours(&mut self) {
         let all = self.link.neighbours();
         self.note_neighbours(&all);
@@ -274,8 +274,8 @@ impl Runner {
         }
     }
 
-    /// Asks the kernel for those ways that the engine has no answer about; true when there were
-    /// some, so that there may be something to send now.
+    /// Asks the kernel for the routes that the engine needs. True if there were any: the engine may
+    /// have frames to send now.
     pub(super) fn find_ways(&mut self) -> bool {
         let mut next = self.engine.poll_way();
         if next.is_none() {
@@ -298,7 +298,7 @@ impl Runner {
         true
     }
 
-    /// Has the kernel find those neighbours that the engine asks for; true when there were some.
+    /// Lets the kernel find the neighbours that the engine needs. True if there were any.
     pub(super) fn find_neighbours(&mut self) -> bool {
         let mut has_asked = false;
         for _ in 0..QUESTIONS_PER_TURN {
@@ -309,7 +309,7 @@ impl Runner {
             has_asked = true;
         }
         if has_asked {
-            // One that it knew already is no news to it.
+            // The kernel sends no notification about a neighbour that it already knew.
             self.take_neighbours();
         }
         has_asked
@@ -336,27 +336,27 @@ impl Runner {
     }
 }
 
-/// How often a thread says that it is awake: it may be late by as much again.
+/// The interval of the reports that a thread is awake. A report may be late by another interval.
 const AWAKE_INTERVAL: Duration = Duration::from_secs(1);
 const _: () = assert!(2 * AWAKE_INTERVAL.as_secs() < SILENCE_MAX.as_secs());
-/// How often to look at ports that only have connections left, or that none was free of.
+/// The interval of checks of ports without a listener, and of remotes without a free port.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Remotes that are remembered: more are looked at anew.
+/// The most remembered remotes without a free port. For further remotes each connection searches
+/// again.
 const EXHAUSTED_MAX: usize = 1_024;
-/// The engine follows a route after this time, however busy it is with them.
+/// The longest delay before the engine follows a changed route.
 const ROUTES_LATE_MAX: Duration = Duration::from_secs(1);
-/// More are all destinations.
+/// The most changed destinations. If there are more, all destinations count as changed.
 const CHANGED_ROUTES_MAX: usize = 64;
 const ALL_DESTINATIONS: [(IpAddr, u8); 2] = [
     (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
     (IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
 ];
-/// An interface that is configured anew, or a link that was down, has its addresses again within
-/// this time.
+/// The time in which a reconfigured interface, or a link that was down, gets its addresses back.
 const GONE_TIME: Duration = Duration::from_secs(10);
-/// Each is two system calls, or four.
+/// The most routes in one turn. Each takes two or four system calls.
 const WAYS_PER_TURN: usize = 64;
-/// Each is some system calls.
+/// The most neighbours in one turn. Each takes some system calls.
 const QUESTIONS_PER_TURN: usize = 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Carriers that serve one connection after another: what is to be done for them in time.
+//! Carriers that serve one connection after another: their timed work.
 
 use std::time::{Duration, Instant as Clock};
 
@@ -8,10 +8,10 @@ use super::Runner;
 use crate::engine::carriers::{LOOK_FIRST, LOOK_LAST};
 use crate::engine::flow::Flow;
 
-/// A pause between two looks at seeds: the program and the daemon need the processor.
+/// The pause between two looks at seeds. The program and the daemon need the processor.
 const SEED_PAUSE: Duration = Duration::from_micros(20);
 
-/// Connections whose programs have not been seen waiting for them, and when to look at them.
+/// Connections whose programs may not have noticed them yet, and the time of the next look.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     watched: Vec<ConnectionId>,
@@ -20,7 +20,7 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// A turn begins.
+    /// Notes that a turn begins.
     pub(super) fn watch(&mut self, id: ConnectionId) {
         self.watched.push(id);
         if self.due.is_none() {
@@ -29,7 +29,7 @@ impl Turns {
         }
     }
 
-    /// When to look at them.
+    /// The time of the next look.
     pub(super) fn due(&self) -> Option<Clock> {
         self.due
     }
@@ -45,7 +45,7 @@ impl Runner {
         }
     }
 
-    /// Retires carriers that nobody needs, and looks at turns whose programs may not have heard.
+    /// Retires unused carriers, and looks at turns that programs may not have noticed.
     pub(super) fn look_at_carriers(&mut self) {
         if self.carriers.look_due().is_none() && self.turns.due.is_none() {
             return;
@@ -66,8 +66,8 @@ impl Runner {
         self.turns.due = is_any.then(|| now + self.turns.between);
     }
 
-    /// In place of a sleep while connections wait for a channel before their first byte: true when
-    /// some do. A program waits for them, for a millisecond or two.
+    /// Pauses briefly instead of sleeping if connections wait for a channel before their first
+    /// byte; true if some do. A program waits for such a connection for one or two milliseconds.
     pub(super) fn pause_for_seeds(&mut self) -> bool {
         if !self.pairing.is_empty() {
             std::thread::sleep(SEED_PAUSE);
@@ -75,8 +75,9 @@ impl Runner {
         !self.pairing.is_empty()
     }
 
-    /// Takes the channels of connections that wait for them before their first byte, and sees how
-    /// far they are: between any two connections that are looked at, because programs wait.
+    /// Takes the channels of connections that wait for them before their first byte, and checks
+    /// these connections' progress. This runs between any two looked-at connections, because
+    /// programs wait.
     pub(super) fn look_at_seeds(&mut self) {
         if self.pairing.is_empty() {
             return;

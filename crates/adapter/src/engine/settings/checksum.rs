@@ -1,21 +1,24 @@
-//! Checksums of TCP: whose work they are.
+//! Which side computes and verifies TCP checksums.
 
 use std::str::FromStr;
 
 use toehold_link::VnetHeader;
 use toehold_tcp::ReceiveOffload;
 
-/// The work with checksums that is the link's.
+/// The link's part of the work with checksums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
-    /// None: ours are computed here, and those that arrive are verified here.
+    /// None: the engine computes the checksums of sent segments and verifies those of received
+    /// segments.
     Off,
-    /// The link computes ours. Where it says that one that arrived is right, that is believed.
+    /// The link computes the checksums of sent segments. The engine believes the link's reports
+    /// that received checksums are right.
     #[default]
     On,
-    /// The link computes ours. Those that arrive are verified here, whatever it says.
+    /// The link computes the checksums of sent segments. The engine verifies all received
+    /// checksums.
     Verify,
-    /// The link computes ours. Nobody verifies those that arrive.
+    /// The link computes the checksums of sent segments. Received checksums are not verified.
     Trust,
 }
 
@@ -38,14 +41,14 @@ impl Checksum {
         }
     }
 
-    /// Whether the link computes ours, where it can.
+    /// Whether the link computes the checksums of sent segments, if it can.
     #[must_use]
     pub fn is_by_link(self) -> bool {
         self != Checksum::Off
     }
 
-    /// A frame's header, as far as it is believed. Nobody can verify a checksum that was never
-    /// computed.
+    /// A received frame's header with the engine's trust applied. A checksum that was never
+    /// computed cannot be verified.
     #[inline]
     pub(in crate::engine) fn believed(self, header: VnetHeader) -> ReceiveOffload {
         let checksum_verified = match self {

@@ -1,4 +1,4 @@
-//! How connections behave: all of them, and those to some destinations.
+//! The settings of connections: of all, and of those to certain destinations.
 
 use std::net::SocketAddr;
 
@@ -16,16 +16,16 @@ use crate::engine::rings::RING_BYTES_MAX;
 pub struct ConnectionSettings {
     /// How the congestion window follows the network.
     pub congestion: CongestionControl,
-    /// The explicit congestion notification that it asks for.
+    /// The mode of explicit congestion notification.
     pub ecn: EcnMode,
-    /// Whether it spreads data over the round trip.
+    /// Whether the connection spreads data over the round trip.
     pub pacing: bool,
     /// The initial congestion window, in segments.
     pub initial_window: u8,
     /// Most bytes in flight, each way.
     pub window_bytes: u32,
-    /// How long the remote may be silent before it is probed, where the program has not said so
-    /// itself; `None`: for ever.
+    /// The longest silence of the remote before it is probed, if the program has not set a time
+    /// itself; `None`: no probes.
     pub keepalive: Option<Duration>,
     /// Whether payload may go with SYNs, where the program wants it (RFC 7413).
     pub fast_open: FastOpen,
@@ -37,17 +37,17 @@ pub enum FastOpen {
     /// None.
     #[default]
     Off,
-    /// Those that programs make.
+    /// Connections that programs make.
     Client,
-    /// Those that remotes make.
+    /// Connections that remotes make.
     Server,
     /// Both.
     On,
 }
 
 impl FastOpen {
-    /// Connections that may wait at a listener before their handshake is over, where its program
-    /// has asked for so many.
+    /// The most connections in their handshake at a listener whose program has requested a backlog
+    /// of `wanted`.
     pub(in crate::engine) fn pending_max(self, wanted: usize) -> usize {
         match self {
             FastOpen::Off | FastOpen::Client => 0,
@@ -55,7 +55,7 @@ impl FastOpen {
         }
     }
 
-    /// Whether SYNs may take along what programs open connections with.
+    /// Whether SYNs may carry the first bytes of programs' connections.
     pub(in crate::engine) fn is_for_programs(self) -> bool {
         matches!(self, FastOpen::Client | FastOpen::On)
     }
@@ -91,11 +91,11 @@ impl Default for ConnectionSettings {
     }
 }
 
-/// How connections behave, by what they were made to: a remote's address and port, or the engine's
-/// own where a remote made them.
+/// The settings of connections by their destination: a remote's address and port, or the engine's
+/// own for connections that a remote makes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ByDestination {
-    /// Where no line says otherwise.
+    /// The settings of connections that no line matches.
     usual: ConnectionSettings,
     /// Of each setting, the first line that matches and names it decides.
     lines: Vec<DestinationLine>,
@@ -109,7 +109,7 @@ pub(super) struct DestinationLine {
     named: Named,
 }
 
-/// The settings that somebody named.
+/// The settings that a line or an option names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Named {
     congestion: Option<CongestionControl>,
@@ -146,7 +146,7 @@ impl ByDestination {
         }
     }
 
-    /// Changes what is named, where no line says otherwise.
+    /// Changes the named settings of connections that no line matches.
     pub(super) fn change(&mut self, named: Named) {
         self.usual = named.over(self.usual);
     }
@@ -176,7 +176,7 @@ impl ByDestination {
 }
 
 impl Named {
-    /// Takes a setting. False: the word is none of a connection's.
+    /// Takes a setting. False: the word is not a setting of connections.
     pub(super) fn set(&mut self, word: &str, value: &str) -> Result<bool, String> {
         match word {
             "congestion" => self.congestion = Some(congestion(value)?),

@@ -41,7 +41,7 @@ impl CopyEngine {
         self != CopyEngine::Off
     }
 
-    /// Why it cannot be had here, if so.
+    /// Why the copy engine is not available here; `None` if it is.
     pub(in crate::engine) fn missing(self) -> Option<String> {
         let why = self
             .is_on()

@@ -10,8 +10,8 @@ pub struct Device {
     pub kind: DeviceKind,
     /// The device's name.
     pub name: String,
-    /// The network namespace it is in, by its name in `ip netns` or by an absolute path
-    /// (`/proc/PID/ns/net`); ours when `None`.
+    /// The device's network namespace, by its name in `ip netns` or by an absolute path
+    /// (`/proc/PID/ns/net`). `None`: our own.
     pub namespace: Option<String>,
 }
 
@@ -22,7 +22,7 @@ pub enum DeviceKind {
     Tap,
     /// A packet socket on an interface that is there already.
     Packet,
-    /// AF_XDP sockets on such an interface: frames for our addresses are ours, all others the
+    /// AF_XDP sockets on an existing interface: frames for our addresses are ours, all others the
     /// kernel's.
     Xdp,
 }

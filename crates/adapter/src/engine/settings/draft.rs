@@ -1,4 +1,4 @@
-//! Settings as they come in, one word after the other, from options and from a file.
+//! Settings in the making: collected word by word from options and from a file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use super::{
     words,
 };
 
-/// Settings as they come in; [`Draft::finish`] looks at the whole.
+/// Settings in the making; [`Draft::finish`] checks them as a whole.
 #[derive(Clone, Debug, Default)]
 pub struct Draft {
     device: Option<Device>,
@@ -39,7 +39,7 @@ pub struct Draft {
     destinations: Vec<DestinationLine>,
     threads: Option<usize>,
     rules: Vec<Rule>,
-    /// A setting has come in, whichever.
+    /// At least one setting was given.
     is_begun: bool,
 }
 
@@ -123,7 +123,7 @@ impl Draft {
     /// Takes every line of a file.
     ///
     /// # Errors
-    /// With the line and what is wrong with it.
+    /// The line, with its error.
     pub fn read(&mut self, file: &Path) -> Result<(), SettingsError> {
         let text =
             fs::read_to_string(file).map_err(|error| SettingsError::File(file.into(), error))?;
@@ -173,7 +173,7 @@ impl Draft {
         };
         self.check_addresses(device.kind)?;
         self.check_gateways()?;
-        // AF_XDP hands over whole frames, and takes only complete ones.
+        // AF_XDP hands over frames as they are on the wire, and takes only complete frames.
         let helps = device.kind != DeviceKind::Xdp;
         let is_without = |word: &str| self.without.iter().any(|without| without == word);
         let is_on = |word: &str| self.switches.get(word).copied();
@@ -298,7 +298,7 @@ impl Draft {
 }
 
 impl Settings {
-    /// Changes one that can be changed while the engine runs.
+    /// Changes a setting that can be changed while the engine runs.
     ///
     /// # Errors
     /// A sentence about the word or the value.
@@ -358,7 +358,7 @@ impl Settings {
 const MTU_MIN: u16 = 576;
 /// RFC 8200 section 5; the kernel has no IPv6 on an interface with less.
 const MTU_MIN_V6: u16 = 1_280;
-/// More would be felt as an outage.
+/// A longer wait would look like an outage.
 const COALESCE_US_MAX: u64 = 10_000;
 /// Frames taken in a row, and most of them.
 const BATCH_DEFAULT: usize = 256;

@@ -7,8 +7,8 @@ use toehold_channel::rendezvous::mapped;
 
 use super::value::address;
 
-/// `ADDRESS/BITS`, which a host on a network can have. An address alone would have nobody on its
-/// link.
+/// `ADDRESS/BITS` that a host on a network can have. An address without a prefix length would have
+/// no neighbours.
 pub(super) fn own_address(value: &str) -> Result<(IpAddr, u8), String> {
     if !value.contains('/') {
         let ip = address(value)?;
@@ -50,7 +50,7 @@ fn next(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// Refuses what no interface on a network has.
+/// Refuses an address that no interface on a network can have.
 pub(super) fn host_address(ip: IpAddr) -> Result<(), String> {
     let is_broadcast = ip == IpAddr::from(Ipv4Addr::BROADCAST);
     match ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_broadcast {

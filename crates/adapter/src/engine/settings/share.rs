@@ -8,14 +8,14 @@ use super::rule::host_address;
 use super::value::address;
 use crate::engine::ports::in_words;
 
-/// An address of the host's, of which some ports are the engine's when programs listen there.
+/// An address of the host. Its ports are the engine's when programs listen there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     /// The address.
     pub ip: IpAddr,
     /// Ports that may be the engine's; all of them when empty.
     pub ports: Vec<RangeInclusive<u16>>,
-    /// The file and the line, where a file says it.
+    /// The file and the line, if the setting comes from a file.
     pub origin: Option<String>,
 }
 
@@ -34,7 +34,8 @@ impl Share {
         all.join(",")
     }
 
-    /// The address before the kernel has said how long its prefix is.
+    /// The address with its full length as prefix length, before the kernel has reported the real
+    /// one.
     pub(in crate::engine) fn alone(&self) -> (IpAddr, u8) {
         (self.ip, if self.ip.is_ipv4() { 32 } else { 128 })
     }
