@@ -1,4 +1,4 @@
-//! The program that reads a socket's facts inside the kernel, and the words it is spoken to with.
+//! The BPF program that reads a socket's facts inside the kernel, and the layout of its argument.
 //!
 //! ```text
 //!   Remember   current task ─► files ─► file of the descriptor ─► socket ─► sock
@@ -7,9 +7,9 @@
 //!   Forget     keep it no more
 //! ```
 //!
-//! It follows pointers by `bpf_probe_read_kernel`, which fails where nothing is mapped. Addresses
-//! of the kernel stay in the map, which only the program reaches. So nobody who may run the program
-//! can have it read at an address of their choice.
+//! The program follows pointers by `bpf_probe_read_kernel`, which fails for unmapped memory.
+//! Addresses of the kernel stay in the map, which only the program can access. So a user who may
+//! run the program cannot make it read at an arbitrary address.
 
 use toehold_link::bpf::{Assembler, Btf, If, Instruction, Label, Register, Size};
 
@@ -44,9 +44,10 @@ const STATUS: i16 = 16;
 const FAMILY: i16 = 20;
 const PROTOCOL: i16 = 24;
 const STATE: i16 = 28;
-/// Not zero where somebody changes the socket's numbers (`TCP_REPAIR`).
+/// Not zero while a process may change the socket's sequence numbers (`TCP_REPAIR`).
 const REPAIR: i16 = 32;
-/// `snd_una` and `bytes_acked`, both once more, then `rcv_nxt` and `bytes_received` in that way.
+/// `snd_una` and `bytes_acked`, each read twice, then `rcv_nxt` and `bytes_received`, each read
+/// twice.
 const COUNTERS: i16 = 36;
 const TX_HASH: i16 = 68;
 const RX_HASH: i16 = 72;
@@ -72,7 +73,7 @@ impl Context {
         }
     }
 
-    /// Whether it is a TCP socket that exchanges bytes, and nobody has its numbers in hand.
+    /// Whether it is an established TCP socket whose sequence numbers no process is changing.
     pub(super) fn is_plain(&self) -> bool {
         let family = libc::c_int::try_from(self.word(FAMILY));
         let is_tcp = matches!(family, Ok(libc::AF_INET | libc::AF_INET6))
@@ -80,7 +81,7 @@ impl Context {
         is_tcp && self.word(STATE) == TCP_ESTABLISHED && self.word(REPAIR) == 0
     }
 
-    /// The first numbers sent and received; nothing when counters changed during the look.
+    /// The first sequence numbers sent and received; `None` if counters changed during the read.
     pub(super) fn counters(&self) -> Option<(u32, u32)> {
         let first = |at: i16| {
             let [position, count, position_again, count_again] =
@@ -109,7 +110,7 @@ impl Context {
     }
 }
 
-/// Where the fields are that the program reads, in bytes.
+/// The offsets of the fields that the program reads, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
     task_files: u32,
@@ -137,7 +138,7 @@ impl Places {
     /// Finds them in the kernel's description.
     ///
     /// # Errors
-    /// A sentence, when this kernel's structures are others than those that are known.
+    /// A sentence, if this kernel's structures differ from the known ones.
     pub(super) fn find(btf: &Btf) -> Result<Places, String> {
         let field = |structure: &str, path: &str| {
             let found = btf.field(structure, path);
@@ -214,7 +215,7 @@ pub(super) fn assemble(places: &Places, sockets: i32) -> Vec<Instruction> {
     p.fetch(Size::Double, R8, R8, 0);
     p.a.jump_if_null(R8, failed);
     p.fetch(Size::Double, R9, R8, places.file_private);
-    // A socket names the file that it belongs to, and nothing else does.
+    // Only a socket points back to its file.
     p.fetch(Size::Double, R7, R9, places.socket_file);
     let is_socket = p.a.label();
     p.a.jump_if(R7, If::Equal, R8, is_socket);
@@ -255,8 +256,8 @@ pub(super) fn assemble(places: &Places, sockets: i32) -> Vec<Instruction> {
     p.fetch(Size::Byte, R1, R7, places.repair.0);
     p.a.and(R1, places.repair.1.cast_signed());
     p.a.store(Size::Word, R6, REPAIR, R1);
-    // The kernel changes the count first and the position second. Read the other way round, and
-    // twice: what was changed in between shows. Of the counts, the lower halves.
+    // The kernel changes the count first and the position second. Two reads in the opposite order
+    // show a change in between. Only the lower halves of the counts are read.
     let directions = [
         (places.snd_una, places.bytes_acked),
         (places.rcv_nxt, places.bytes_received),
@@ -313,7 +314,7 @@ impl Emitter {
         self.a.store(Size::Word, Register::R6, at, Register::R1);
     }
 
-    /// Goes on when the sock has the cookie that was asked for.
+    /// Goes on only if the sock has the requested cookie.
     fn is_expected(&mut self, cookie: u32) {
         use Register::{R1, R2, R7, R10};
         self.fetch(Size::Double, R1, R7, cookie);

@@ -13,7 +13,7 @@ pub(super) enum Change {
     End,
 }
 
-/// The changes that a datagram tells of.
+/// The changes in a datagram.
 pub(super) fn changes(datagram: &[u8]) -> impl Iterator<Item = Change> + '_ {
     messages(datagram).filter_map(change)
 }

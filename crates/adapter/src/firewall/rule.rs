@@ -1,18 +1,17 @@
-//! One rule: the packets that it may match, and whether anybody would miss its effect.
+//! One rule: the packets that it may match, and whether its effect matters.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::attributes::{attribute, attributes, number};
 
-/// A rule, as far as it concerns carriers.
+/// The parts of a rule that concern carriers.
 #[derive(Debug, Default)]
 pub(super) struct Rule {
-    /// All of it but its place and its counts: two rules with one text are alike.
+    /// The rule without its place and its counts: two rules with the same text are equal.
     pub(super) text: Vec<u8>,
-    /// Somebody would miss its effect. It does more than to look at a packet, to accept it or to
-    /// lead to other rules. A rule that does one of these may count besides: iptables has each of
-    /// its rules count.
+    /// The rule does more than looking at a packet, accepting it, leading to other rules and
+    /// counting. Counting alone has no effect here, because every rule of iptables counts.
     pub(super) has_effect: bool,
     /// All have to hold.
     conditions: Vec<Condition>,
@@ -21,15 +20,15 @@ pub(super) struct Rule {
 /// A condition on a packet of a carrier, in either direction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Condition {
-    /// It is of IPv4, or of IPv6.
+    /// The packet is IPv4, or it is IPv6.
     Family { is_v4: bool },
-    /// It passes the loopback device, or it does not.
+    /// The packet passes the loopback device, or it does not.
     Loopback(bool),
-    /// One of its ends has that port.
+    /// One end of the packet has this port.
     Port(u16),
-    /// One of its ends has an address that begins so: an IPv4 address, or an IPv6 address.
+    /// The address of one end begins with these bytes: an IPv4 address, or an IPv6 address.
     Address { is_v4: bool, start: Vec<u8> },
-    /// None: it is a packet of another protocol.
+    /// Never true: the rule is for packets of another protocol.
     Never,
 }
 
@@ -59,11 +58,12 @@ impl Rule {
             OF_INET => {}
             OF_IPV4 => rule.conditions.push(Condition::Family { is_v4: true }),
             OF_IPV6 => rule.conditions.push(Condition::Family { is_v4: false }),
-            // ARP, a bridge, a device before its packets reach IP.
+            // The families for ARP, for bridges, and for devices before packets reach IP.
             _ => rule.conditions.push(Condition::Never),
         }
         let (mut registers, mut leads, mut counts) = (BTreeMap::new(), false, false);
-        // A translation applies to the first packet of a connection, and decides for all others.
+        // A translation sees only the first packet of a connection; its result holds for all
+        // others.
         let mut is_of_first = is_iptables_nat(family, place[0]);
         for (_, expression) in attributes(expressions) {
             let name = attribute(expression, EXPRESSION_NAME).unwrap_or_default();
@@ -80,7 +80,7 @@ impl Rule {
             match name {
                 b"meta" | b"payload" => load(name, data, &mut registers),
                 b"cmp" => rule.conditions.extend(compare(data, &registers)),
-                // It may have changed a register: of what it holds nothing is known.
+                // The expression may have changed any register, so their contents are unknown.
                 _ => registers.clear(),
             }
         }
@@ -88,8 +88,8 @@ impl Rule {
         rule
     }
 
-    /// Whether it may match a packet between two ends, in either direction. Whether they pass the
-    /// loopback device is not known of all.
+    /// Whether the rule may match a packet between two ends, in either direction.
+    /// `on_loopback` is `None` if unknown.
     pub(super) fn may_match(
         &self,
         ends: (SocketAddr, SocketAddr),
@@ -112,7 +112,8 @@ impl Rule {
     }
 }
 
-/// The table in which iptables has its translations. It has no other chains there.
+/// Whether this is the table in which iptables has its translations. That table has no other
+/// chains.
 fn is_iptables_nat(family: u8, table: &[u8]) -> bool {
     matches!(family, OF_IPV4 | OF_IPV6) && table.strip_suffix(&[0]).unwrap_or(table) == b"nat"
 }
@@ -146,7 +147,7 @@ fn has_effect(name: &[u8], data: &[u8]) -> bool {
         b"immediate" => verdict(data) == Some(VERDICT_DROP),
         // The purpose of a counter follows from the rest of the rule.
         b"counter" | b"last" => false,
-        // These set instead of looking when they have a source.
+        // With a source, these expressions set a value instead of looking.
         b"meta" => attribute(data, META_SOURCE).is_some(),
         b"payload" => attribute(data, PAYLOAD_SOURCE).is_some(),
         b"ct" => attribute(data, CT_SOURCE).is_some(),
@@ -186,7 +187,7 @@ fn load(name: &[u8], data: &[u8], registers: &mut BTreeMap<u32, Field>) {
     };
 }
 
-/// The condition of a comparison with a value, if it says something of carriers.
+/// The condition of a comparison with a value, if it concerns carriers.
 fn compare(data: &[u8], registers: &BTreeMap<u32, Field>) -> Option<Condition> {
     let field = registers.get(&number(data, COMPARE_REGISTER)?)?;
     let value = attribute(attribute(data, COMPARE_DATA)?, DATA_VALUE)?;
@@ -217,7 +218,7 @@ fn compare(data: &[u8], registers: &BTreeMap<u32, Field>) -> Option<Condition> {
             let is_tcp = value == [libc::IPPROTO_TCP as u8];
             (is_tcp != is_equal).then_some(Condition::Never)
         }
-        // Another port than this one: a packet has two.
+        // "Not this port" says nothing, because a packet has two ports.
         Field::Port if !is_equal => None,
         Field::Port => Some(Condition::Port(u16::from_be_bytes(value.try_into().ok()?))),
         Field::Address { .. } if !is_equal => None,

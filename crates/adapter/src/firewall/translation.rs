@@ -1,8 +1,9 @@
-//! Whether the kernel gives connections of others an address of this host (masquerade, SNAT).
+//! Detects whether the kernel translates sources of forwarded connections to an address of this
+//! host (masquerade, SNAT).
 //!
-//! It chooses their ports by itself, of all that there are (`nf_nat_l4proto_unique_tuple`): those
-//! that `ip_local_reserved_ports` names, too. No socket has such a port, so nobody who looks for
-//! sockets finds these connections.
+//! The kernel chooses their ports from all ports, including those in `ip_local_reserved_ports`
+//! (`nf_nat_l4proto_unique_tuple`). No socket has such a port, so a search of sockets does not find
+//! these connections.
 
 use std::fs;
 use std::io;
@@ -21,19 +22,19 @@ use crate::attributes::{MESSAGE_HEADER_BYTES, attribute, attributes, messages, n
 /// The rules of a network namespace that give connections another source.
 #[derive(Debug)]
 pub(crate) struct Translation {
-    /// Tells of changes; `None` where the kernel has no nftables.
+    /// The socket that reports changes; `None` if the kernel has no nftables.
     changes: Option<OwnedFd>,
     /// A rule of nftables.
     has_rule: bool,
-    /// A table of iptables, of whose rules the kernel tells nobody.
+    /// There is a translation table of iptables. The kernel sends no notifications about its rules.
     has_table: bool,
 }
 
 impl Translation {
-    /// Those of this thread's network namespace. Needs `CAP_NET_ADMIN`.
+    /// The rules of this thread's network namespace. Needs `CAP_NET_ADMIN`.
     ///
     /// # Errors
-    /// The kernel's, when it does not say which rules there are.
+    /// The kernel's, if it does not list its rules.
     pub(crate) fn here() -> io::Result<Translation> {
         let changes = match socket() {
             Ok(socket) => Some(socket),
@@ -62,8 +63,8 @@ impl Translation {
         self.changes.as_ref().map(OwnedFd::as_fd)
     }
 
-    /// Looks again, in this thread's network namespace. That there is such a rule when the kernel
-    /// does not say.
+    /// Looks again, in this thread's network namespace. If the kernel does not list its rules, a
+    /// translation is assumed.
     pub(crate) fn follow(&mut self) {
         let mut has_changed = false;
         if let Some(socket) = &self.changes {
@@ -154,7 +155,7 @@ fn gives_source(rule: &[u8]) -> bool {
     })
 }
 
-/// Whether iptables (not the one that speaks to nftables) has a table of translations.
+/// Whether the legacy iptables (not the variant for nftables) has a table of translations.
 fn has_table() -> bool {
     ["ip", "ip6"].iter().any(|family| {
         let tables = fs::read_to_string(format!("/proc/thread-self/net/{family}_tables_names"));

@@ -18,7 +18,7 @@ impl Mappings {
         (!maps.is_empty()).then_some(Mappings(maps))
     }
 
-    /// Whether the process has the table of a family, of whatever adapter.
+    /// Whether the process has mapped a family's table of any adapter.
     pub(crate) fn have_table(&self) -> bool {
         self.0.contains(TABLE_NAME)
     }
@@ -28,7 +28,8 @@ impl Mappings {
         self.0.contains("/libtoehold.so") || self.have_table()
     }
 
-    /// Whether the process executes the library. An adapter has tables, and does not.
+    /// Whether the process executes the library. An adapter has tables but does not execute the
+    /// library.
     pub(crate) fn execute_library(&self) -> bool {
         let mut executed = self.executed();
         executed.any(|(_, path)| path.contains("/libtoehold.so"))
@@ -44,13 +45,13 @@ impl Mappings {
         })
     }
 
-    /// The memory without a file's name that the process may execute: where it begins and ends.
+    /// The begin and the end of each executable mapping without a file's name.
     pub(crate) fn unnamed_code(&self) -> impl Iterator<Item = (u64, u64)> {
         self.0.lines().filter_map(|line| {
             let mut fields = line.split_ascii_whitespace().skip(1);
             let is_code = fields.next()?.contains('x');
             let name = fields.nth(3);
-            // Code may be unpacked into a file of memory.
+            // Code may be unpacked into a memory file (`memfd`).
             let is_unnamed = name.is_none_or(|name| name.starts_with("/memfd:"));
             let Range { start, end } = parse_addresses(line)?;
             (is_code && is_unnamed).then_some((start, end))
@@ -66,8 +67,8 @@ impl Mappings {
         })
     }
 
-    /// Why the library in the process has not patched its system calls, where it says so: one
-    /// mapping has the reason as its name.
+    /// Why the library has not patched the process's system calls. The library publishes the reason
+    /// as the name of a mapping.
     pub(crate) fn refusal(&self) -> Option<&str> {
         let mut lines = self.0.lines();
         let name = lines.find_map(|line| Some(line.split_once(REFUSAL_NAME)?.1))?;
@@ -75,17 +76,19 @@ impl Mappings {
     }
 }
 
-/// How the mapping's name begins that tells why a program is not patched
+/// The beginning of the name of the mapping that tells why a program is not patched
 /// (`toehold_preload::patched::refusal`).
 const REFUSAL_NAME: &str = "/memfd:toehold-unpatched:";
 
-/// Whether a process has a file mapped, as far as [`MAPPINGS_BYTES_MAX`] tell.
+/// Whether a process has a file mapped, by the first [`MAPPINGS_BYTES_MAX`] bytes of its list of
+/// mappings.
 pub(crate) fn has_mapped(pid: u32, file: FileKey) -> bool {
     has_mapped_within(pid, file, &mut { MAPPINGS_BYTES_MAX })
 }
 
-/// Whether a process has a file mapped, as far as `bytes_left` of its mappings tell: what is read
-/// is taken off. A process may have 65,530 mappings with names of 4,096 bytes.
+/// Whether a process has a file mapped, by the first `bytes_left` bytes of its list of mappings.
+/// The bytes read are subtracted. The bound is needed because a process may have 65,530 mappings
+/// with names of 4,096 bytes.
 pub(crate) fn has_mapped_within(pid: u32, file: FileKey, bytes_left: &mut u64) -> bool {
     let Ok(maps) = fs::File::open(format!("/proc/{pid}/maps")) else {
         return false;
@@ -102,8 +105,8 @@ pub(crate) fn has_mapped_within(pid: u32, file: FileKey, bytes_left: &mut u64) -
     false
 }
 
-/// Whether a process has written into the code of a file that it executes, as patches are written:
-/// such pages are no longer the file's. True where that is not known.
+/// Whether a process has written into the code of a file that it executes, as patches do: such
+/// pages no longer belong to the file. True if unknown.
 pub(crate) fn has_written(pid: u32, file: FileKey) -> bool {
     let Ok(maps) = fs::File::open(format!("/proc/{pid}/smaps")) else {
         return true;
@@ -132,12 +135,12 @@ fn is_written(lines: impl Iterator<Item = String>, file: FileKey) -> bool {
     !is_listed
 }
 
-/// Read of the mappings of one process with their properties: some 10,000 of them.
+/// The most bytes read of the mappings of one process with their properties: some 10,000 mappings.
 const DETAILS_BYTES_MAX: u64 = 8 << 20;
-/// Read of the mappings of one process: some 80,000 of them.
+/// The most bytes read of the mappings of one process: some 80,000 mappings.
 const MAPPINGS_BYTES_MAX: u64 = 8 << 20;
 
-/// Where the mapping of one line of `/proc/PID/maps` begins and ends.
+/// The begin and the end of the mapping in one line of `/proc/PID/maps`.
 fn parse_addresses(line: &str) -> Option<Range<u64>> {
     let (from, to) = line.split_once(' ')?.0.split_once('-')?;
     let address = |text| u64::from_str_radix(text, 16).ok();
@@ -235,7 +238,7 @@ mod tests {
         };
         assert!(!has_mapped(own_pid, other));
         assert!(!has_mapped(0, file));
-        // However much there is, no more is read.
+        // No more than the bound is read.
         let mut bytes_left = 1000;
         assert!(!has_mapped_within(own_pid, other, &mut bytes_left));
         assert_eq!(bytes_left, 0);

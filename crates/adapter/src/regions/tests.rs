@@ -113,7 +113,7 @@ fn slab_is_shown_once_and_its_slots_are_its_regions() {
 fn warm_region_keeps_its_first_pages_for_a_while() {
     let (mut regions, now) = (Regions::new(usize::MAX), Instant::now());
     let memory = regions.create(&matched(1, 0, NEVER)).expect("memory");
-    // One more that stays, or the slab would go.
+    // One channel stays, so that the slab stays.
     regions.create(&matched(2, 1, NEVER)).expect("memory");
     let slab = Mapped::of(&memory);
     slab.fill(0, 0, 1 << 20);
@@ -200,7 +200,7 @@ fn channels_of_a_slab_that_is_there_need_no_descriptor_and_others_wait_for_one()
     assert!(regions.has_room(&matched(3, 1, NEVER)));
     let third_slab = matched(3, 2 * SLAB_SLOTS, NEVER);
     assert!(!regions.has_room(&third_slab));
-    // One that nobody may use any more is replaced.
+    // A slab that must not be used any more is replaced.
     assert!(regions.has_room(&matched(3, 1, [1, 0])));
     drop(memory);
     regions.close(Ended::Channel(ChannelId(1)), now);

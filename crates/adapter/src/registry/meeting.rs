@@ -1,10 +1,11 @@
-//! How two ends find each other: by mirrored tuples, or by sequence numbers and the caller's proof.
+//! How two ends of a connection find each other: by mirrored tuples, or by sequence numbers and the
+//! caller's proof.
 
 use super::{Ask, End, EntryKey, Match, Numbers, Outcome, Registry, RequestState, TableId, Tuple};
 
 impl Registry {
-    /// Introduces two ends that wait, and that the caller has proved to belong together by now.
-    /// Nothing when one of them waits no more, or they may not be introduced.
+    /// Introduces two waiting ends after the caller has proved that they belong together. `None` if
+    /// one of them no longer waits, or if they may not be introduced.
     pub fn unite(&mut self, ends: [End; 2]) -> Option<Match> {
         let [one, other] = ends.map(|end| {
             let registered = self.ends.get(&end.key());
@@ -26,7 +27,7 @@ impl Registry {
         }
     }
 
-    /// The ends that wait, and whose numbers fit these: seldom more than one.
+    /// The waiting ends whose sequence numbers fit these numbers: seldom more than one.
     pub fn candidates(&self, numbers: &Numbers) -> impl Iterator<Item = End> {
         let wanted = numbers.of_partner().into_iter();
         let keys = wanted.flat_map(|numbers| {
@@ -42,22 +43,22 @@ impl Registry {
         keys.map(|key| self.ends[&key].end)
     }
 
-    /// The end that waits with this one until both can be introduced.
+    /// The end that waits together with this one until both can be introduced.
     pub fn met(&self, end: End) -> Option<End> {
         let registered = self.ends.get(&end.key())?;
         let other = registered.met.filter(|_| registered.end == end)?;
         Some(self.ends[&other].end)
     }
 
-    /// The connection of an end as the other end sees it, where the two have a channel, and are of
-    /// two namespaces or know other addresses.
+    /// The connection of an end as the other end sees it, if the two have a channel, and belong to
+    /// two namespaces or know different addresses.
     pub fn translated(&self, end: End) -> Option<Tuple> {
         let (own, _) = self.claim(end)?;
         let (other, _) = self.claim(self.partner(end)?)?;
         (own != other.mirrored()).then_some(other)
     }
 
-    /// The end that waits for the one that is asked for.
+    /// The waiting partner of the asking end.
     pub fn other_of(&self, ask: &Ask) -> Option<End> {
         let key = self.partner_of(ask)?;
         Some(self.ends[&key].end)
@@ -70,8 +71,8 @@ impl Registry {
         Some(self.ends[key].end)
     }
 
-    /// The end that waits for the one that is asked for: the proved one, or that of the mirrored
-    /// tuple. Two ends of one tuple whose numbers do not fit are of two connections.
+    /// The waiting partner of the asking end: the proved one, or the one with the mirrored tuple.
+    /// Two ends with mirrored tuples whose sequence numbers do not fit belong to two connections.
     pub(super) fn partner_of(&self, ask: &Ask) -> Option<EntryKey> {
         let is_pending = |key: &EntryKey| {
             let state = self.ends.get(key).map(|registered| registered.state);
@@ -88,7 +89,7 @@ impl Registry {
         fit.then_some(mirror)
     }
 
-    /// Two ends that wait know of each other. Each may have known of another before.
+    /// Links two waiting ends. Each may have been linked to another end before.
     pub(super) fn meet(&mut self, one: EntryKey, other: EntryKey) {
         for (key, other) in [(one, other), (other, one)] {
             self.part(key);
@@ -97,7 +98,7 @@ impl Registry {
         }
     }
 
-    /// An end that waits knows of no other any more.
+    /// Removes the link of a waiting end.
     pub(super) fn part(&mut self, key: EntryKey) {
         let met = self.ends.get_mut(&key).and_then(|it| it.met.take());
         let Some(other) = met else { return };

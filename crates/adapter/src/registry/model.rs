@@ -1,4 +1,4 @@
-//! The registry's words: what it is told, what it answers, and the records it keeps.
+//! The registry's types: its inputs, its answers, and its records.
 
 use super::{
     CHANNELS_PER_PAIR_MAX, ENDS_PER_PROCESS_MAX, ENDS_PER_USER_MAX, PENDING_PER_PROCESS_MAX,
@@ -54,7 +54,7 @@ pub enum Address {
         /// The port in host order.
         port: u16,
     },
-    /// Of a Unix socket, whose name many have: its inode.
+    /// Of a Unix socket: its inode, because many sockets may share one name.
     Unix {
         /// The inode.
         inode: u32,
@@ -95,8 +95,8 @@ impl Tuple {
     }
 }
 
-/// The first sequence numbers of a connection, as one of its ends has them: the kernel knows them,
-/// and they stay what they are. The end that opened the connection counts its SYN as a byte sent.
+/// The first sequence numbers of a connection, as one of its ends has them. The kernel knows them,
+/// and they never change. The end that opened the connection counts its SYN as a byte sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Numbers {
     /// The first that it sent.
@@ -106,7 +106,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Whether these and the other's can be of the two ends of one connection.
+    /// Whether these numbers and `other` can belong to the two ends of one connection.
     pub fn fit(&self, other: &Numbers) -> bool {
         self.of_partner().contains(other)
     }
@@ -151,13 +151,15 @@ pub struct Ask {
     pub cookie: u64,
     /// Its sequence numbers, where the caller can read them.
     pub numbers: Option<Numbers>,
-    /// An end that waits, and that the caller has proved to be the other one, whatever its tuple.
+    /// A waiting end that the caller has proved to be the other end, with any tuple.
     pub partner: Option<End>,
-    /// Of a Unix socket: the user at its other end, as it was when that connected or listened.
+    /// Of a Unix socket: the user at the other end, at the time when that end connected or
+    /// listened.
     pub peer_uid: Option<u32>,
     /// Whether this end accepted the connection; it connected otherwise.
     pub accepted: bool,
-    /// The inode of the socket that it was accepted at, which its process has; or 0.
+    /// The inode of the listening socket that accepted the connection, if its process has that
+    /// socket; otherwise 0.
     pub listener: u64,
     /// How often the process has forked.
     pub forks: u32,
@@ -168,9 +170,9 @@ pub struct Ask {
 /// The result of an [`Ask`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is remembered; this is why there is no channel yet.
+    /// The request is remembered; the reason says why there is no channel yet.
     Waiting(Reason),
-    /// It is not remembered.
+    /// The request is not remembered.
     Refused(Reason),
     /// There is a channel.
     Matched(Match),
@@ -185,7 +187,7 @@ pub struct Match {
     pub pair: PairId,
     /// Its number in that pair.
     pub slot: u32,
-    /// How often the process of either side has forked: a slab of other numbers is not to be used.
+    /// How often the process of each side has forked. A slab with other counts must not be used.
     pub forks: Forks,
     /// The ends that are offered side 0 and side 1.
     pub sides: [Introduction; 2],
@@ -205,9 +207,9 @@ pub struct Introduction {
     pub client: ClientId,
     /// For which end.
     pub end: End,
-    /// Whether the pair's memory goes with it: it is this process's first offer of the pair.
+    /// Whether the offer includes the pair's memory: it is this process's first offer of the pair.
     pub pair_attached: bool,
-    /// Whether the slab goes with it even if this process was given it before.
+    /// Whether the offer includes the slab even if this process got it before.
     pub wants_slab: bool,
 }
 
@@ -231,10 +233,10 @@ pub struct Resumed {
     pub slot: u32,
     /// Which side the end is.
     pub side: u32,
-    /// In whose name the end was until now.
+    /// The client that owned the end until now.
     pub before: ClientId,
-    /// Whether who asks is another process than the one it was offered to. The channel's slab is
-    /// closed then.
+    /// Whether the asking process differs from the process that got the offer. The channel's slab
+    /// is then closed.
     pub is_by_another: bool,
 }
 
@@ -244,7 +246,7 @@ pub enum Policy {
     /// Processes of one user.
     #[default]
     SameUser,
-    /// Anybody who can reach the adapter's socket.
+    /// All processes that can connect to the adapter's socket.
     AnyUser,
 }
 
@@ -275,7 +277,7 @@ pub struct UserLimits {
 }
 
 impl UserLimits {
-    /// No limit but those of its processes: for an adapter that serves one user.
+    /// No limits besides those of each process: for an adapter that serves one user.
     pub const NONE: UserLimits = UserLimits {
         ends_max: usize::MAX,
         pending_max: usize::MAX,
@@ -352,8 +354,8 @@ pub(super) struct Registered {
     pub(super) tuple: Tuple,
     pub(super) cookie: u64,
     pub(super) numbers: Option<Numbers>,
-    /// The other end, while both wait and are to be introduced when they can.
-    /// Invariant: that one names this one.
+    /// The other end, while both wait to be introduced. Invariant: the other end's `met` names this
+    /// end.
     pub(super) met: Option<EntryKey>,
     pub(super) peer_uid: Option<u32>,
     pub(super) accepted: bool,

@@ -364,7 +364,7 @@ fn a_user_s_quota_spans_its_processes_and_leaves_the_others_theirs() {
     registry.ask(ask(0, 1, 80, 5000), CURRENT);
     matched(registry.ask(ask(1, 1, 5000, 80), CURRENT));
     registry.check();
-    // So there is no second one, with whomever; the reason is the quota for both ends.
+    // So user 7 gets no second channel with anyone; both ends get the quota as the reason.
     registry.ask(ask(2, 1, 81, 5001), CURRENT);
     let refused = Outcome::Refused(Reason::OverQuota);
     assert_eq!(registry.ask(ask(0, 2, 5001, 81), CURRENT), refused);
@@ -379,7 +379,7 @@ fn a_user_s_quota_spans_its_processes_and_leaves_the_others_theirs() {
     }
     assert_eq!(registry.ask(ask(0, 12, 82, 7000), CURRENT), refused);
     registry.check();
-    // Ends that are given back can be had again.
+    // Withdrawn ends free their quota.
     registry.withdraw(ClientId(0), 1, 1);
     registry.withdraw(ClientId(1), 1, 1);
     registry.check();
@@ -461,7 +461,7 @@ fn a_channel_that_is_held_is_offered_when_it_is_reconsidered() {
     registry.check();
     assert_eq!((registry.channel_count(), registry.channels_made()), (0, 0));
     assert_eq!(registry.poll_held_back(CURRENT), None);
-    // One that waits alone is no matter.
+    // An end that waits alone does not matter.
     registry.ask(ask(0, 7, 80, 9000), CURRENT);
     registry.reconsider();
     registry.check();

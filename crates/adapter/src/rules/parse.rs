@@ -64,7 +64,7 @@ fn rule(line: &str) -> Result<Rule, String> {
     Ok(rule)
 }
 
-/// Whether the words of a rule go together.
+/// Checks that the words of a rule may be combined.
 fn check(words: &[&Word]) -> Result<(), String> {
     if words.iter().all(|word| !word.is_setting) {
         return Err(format!(
@@ -164,7 +164,8 @@ impl Rule {
     }
 }
 
-/// A name, of which the other side knows `bytes_max` bytes; with `*` at its end, a beginning.
+/// A name, which is compared by its first `bytes_max` bytes. With `*` at its end it stands for all
+/// names with this beginning.
 fn name(value: &str, bytes_max: usize) -> Name {
     let (text, is_prefix) = match value.strip_suffix('*') {
         Some(text) => (text, true),
@@ -207,8 +208,8 @@ fn user(value: &str) -> Result<u32, String> {
     if let Ok(number) = value.parse() {
         return Ok(number);
     }
-    // The file alone: a service of names could not be asked from behind the adapter's filter for
-    // system calls.
+    // Only the file is read: the adapter's system call filter would stop a request to another name
+    // service.
     let known = std::fs::read_to_string(PASSWD).unwrap_or_default();
     let mut users = known.lines().filter_map(|line| {
         let mut fields = line.split(':');
@@ -233,7 +234,7 @@ fn ports(value: &str) -> Result<(u16, u16), String> {
     }
 }
 
-/// More than any adapter has.
+/// More connections than any adapter has.
 const CONNECTIONS_MAX: usize = 1 << 20;
 /// The kernel knows the first bytes of a program's name (`TASK_COMM_LEN`, less the NUL).
 const COMM_BYTES: usize = 15;

@@ -91,7 +91,7 @@ fn a_unix_socket_has_a_path_and_neither_address_nor_port() {
     assert_eq!(host_line(&rules, &tcp), Some(1));
 }
 
-/// A connection gets one answer, whichever end asks first.
+/// A connection gets the same answer if either end asks first.
 #[test]
 fn the_order_of_the_ends_means_nothing() {
     let rules = rules("program a path host\nprogram b path auto\n");

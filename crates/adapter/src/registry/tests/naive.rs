@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// An event, over few enough names that everything meets everything.
+/// An event. There are so few names that all combinations occur.
 #[derive(Clone, Debug)]
 enum Step {
     Join {
@@ -238,7 +238,7 @@ impl Run {
         assert_eq!(self.pairs, self.registry.pairs.keys().copied().collect());
     }
 
-    /// A client's number is its own for ever: a name that comes back is another client.
+    /// Client numbers are never reused: a name that joins again is another client.
     fn id(&self, client: u64) -> ClientId {
         let lives = self.lives.get(&client).copied().unwrap_or(0);
         ClientId(lives * 10 + client)
@@ -329,7 +329,7 @@ impl Run {
         let is_by_another = pid_of(known.client) != pid_of(id);
         let before = resumed.map(|resumed| (resumed.channel, resumed.before));
         if before.is_none() && known.channel.is_some() {
-            // Another process of the family does not see what is none of its own.
+            // Another process of the family does not see this process's channel.
             assert!(is_by_another);
             return;
         }
