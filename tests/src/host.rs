@@ -94,7 +94,7 @@ pub fn require<const N: usize>(names: [&str; N]) -> Option<[PathBuf; N]> {
     found.try_into().ok()
 }
 
-/// The first seed of what is drawn by lot: 0, or the number in `TOEHOLD_SEED`.
+/// The first seed of the random cases: 0, or the number in `TOEHOLD_SEED`.
 pub fn seed() -> u64 {
     number("TOEHOLD_SEED").unwrap_or(0)
 }

@@ -3,7 +3,7 @@
 //! `semantics list` names the cases; `semantics server CASE` and `semantics client CASE`, started
 //! together by the harness, play one. They print the results that a program can observe and the
 //! kernel decides: run on another path, the same lines must come out. Cases called
-//! `improvised:SEED` and `several:SEED` are drawn by lot.
+//! `improvised:SEED` and `several:SEED` are random conversations.
 
 mod aliases;
 mod blocking;
