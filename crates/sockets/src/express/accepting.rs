@@ -9,7 +9,7 @@ use toehold_channel::table::{FLAG_NONBLOCK, FLAG_PARKED};
 use toehold_stream::express::Queued;
 
 use super::carriers::{self, Role};
-use super::{LOCK, listener, parking, published, turns};
+use super::{LOCK, listener, parking, published, seeds, turns};
 use crate::connection::closing;
 use crate::connection::{self, Connection};
 use crate::epoll::parked;
@@ -189,6 +189,7 @@ fn give(
     descriptors::note_connection(fd, carrier.index, entry.generation.load(Ordering::Relaxed));
     parked::serve(carrier, fd);
     passive_open::say_liveness(&Connection { fd, ..*carrier });
+    seeds::carrier_serves(Role::Accepting);
     published::count(Event::Accepted);
     Some(Ok(fd))
 }

@@ -16,7 +16,7 @@ use toehold_stream::express::{Push, Queued, Turn};
 use super::carriers::{self, Role};
 use super::destinations::Destination;
 use super::{
-    LOCK, carrier_words, listening, may_act, parking, published, returning, spares, turns,
+    LOCK, carrier_words, listening, may_act, parking, published, returning, seeds, spares, turns,
     unread_watch,
 };
 use crate::connection::settings;
@@ -433,6 +433,7 @@ fn begin_turn(
     for (number, event) in &replaced.early[..replaced.early_count] {
         returning::register(*number, fd, event);
     }
+    seeds::carrier_serves(Role::Connecting);
     published::count(Event::Connected);
     connection
 }
