@@ -14,8 +14,7 @@ use crate::connection::closing;
 use crate::connection::{self, Connection};
 use crate::epoll::parked;
 use crate::memory::pairs::Pair;
-use crate::offload::names::{self, Side};
-use crate::offload::{addresses, passive_open};
+use crate::offload::{addresses, names, passive_open};
 use crate::process;
 use crate::process::descriptors::{self, Kind};
 use crate::system::{errno, faults, sys};
@@ -101,13 +100,15 @@ unsafe fn tell_remote(
     len: *mut socklen_t,
 ) -> Result<(), i32> {
     let connection = connection::at(fd).ok_or(libc::EBADF)?;
-    if let Some(Ok(name)) = names::answer(&connection, Side::Remote) {
-        // SAFETY: the caller's promise.
-        return unsafe { addresses::write(name, address, room, len) };
-    }
     let words = &connection.local.express.remote;
     let bytes = [0, 1, 2, 3].map(|n| words[n].load(Ordering::Relaxed));
     let family = i32::from(bytes[0] as libc::sa_family_t);
+    if let Some(remote) = names::remote_by_engine(&connection) {
+        // The carrier knows its family. (The kernel would have to be asked twice otherwise.)
+        let name = addresses::spelled_in(family, remote);
+        // SAFETY: the caller's promise.
+        return unsafe { addresses::write(name, address, room, len) };
+    }
     let whole = match family {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),
         _ => size_of::<libc::sockaddr_in6>(),

@@ -64,6 +64,8 @@ pub(crate) struct Words {
     pub(super) parked_ns: AtomicU64,
     /// The remote address, at the accepting end: a `sockaddr_in` or `sockaddr_in6`.
     pub(super) remote: [AtomicU64; 4],
+    /// Our port, at the accepting end.
+    pub(super) local_port: AtomicU32,
     /// The next carrier in its list, plus one.
     pub(super) next: AtomicU32,
     pub(super) previous: AtomicU32,
@@ -127,6 +129,11 @@ impl Words {
     #[inline]
     pub(crate) fn is_carrier(&self) -> bool {
         self.made_ns.load(Ordering::Relaxed) != 0
+    }
+
+    /// Our port, of a carrier that we have accepted.
+    pub(crate) fn local_port(&self) -> u16 {
+        self.local_port.load(Ordering::Relaxed) as u16
     }
 
     /// Stores the adapter's information: whether both ends belong to one user, and the listener of

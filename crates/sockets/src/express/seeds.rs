@@ -338,6 +338,10 @@ pub(crate) fn accepted(fd: i32, listener: i32) {
         words.first_options.store(options, Ordering::Relaxed);
         let of_listener = super::listener::options();
         words.listener_options.store(of_listener, Ordering::Relaxed);
+        if let Ok(local) = sys::socket_address(fd, false) {
+            let port = u32::from(port_in(&local));
+            words.local_port.store(port, Ordering::Relaxed);
+        }
         // SAFETY: a `sockaddr_storage` is longer, aligned, and has no bytes without a value.
         let bytes = unsafe { (&raw const remote).cast::<[u64; 4]>().read() };
         for (word, bytes) in words.remote.iter().zip(bytes) {

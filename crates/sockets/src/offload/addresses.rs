@@ -91,11 +91,17 @@ pub(crate) fn is_readable(address: *const sockaddr, len: socklen_t) -> bool {
 
 /// An address in the form of `fd`'s family, and its length.
 pub(crate) fn spelled(fd: i32, address: Address) -> (sockaddr_storage, socklen_t) {
+    let domain = sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);
+    spelled_in(domain.unwrap_or(libc::AF_UNSPEC), address)
+}
+
+/// An address in the form of a family, and its length. Addresses of IPv6 have no other form than
+/// that of `AF_INET6`.
+pub(crate) fn spelled_in(family: i32, address: Address) -> (sockaddr_storage, socklen_t) {
     // SAFETY: zeroes are a valid `sockaddr_storage`.
     let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
-    let domain = sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);
     let base = &raw mut storage;
-    if let (Ok(libc::AF_INET), Some(v4)) = (domain, address.v4()) {
+    if let (libc::AF_INET, Some(v4)) = (family, address.v4()) {
         let out = base.cast::<sockaddr_in>();
         // SAFETY: a `sockaddr_storage` holds any socket address, aligned.
         unsafe {

@@ -2,7 +2,7 @@
 //! TCP connection, not those of the carrier.
 
 use libc::{sockaddr_storage, socklen_t};
-use toehold_channel::offload::true_ends;
+use toehold_channel::offload::{Address, true_ends};
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD};
 
 use crate::connection::Connection;
@@ -17,6 +17,13 @@ pub(crate) enum Side {
     Local,
     /// `getpeername(2)`, `accept(2)`.
     Remote,
+}
+
+/// The remote's address of a connection through the engine, also after its end; `None` for another
+/// connection.
+pub(crate) fn remote_by_engine(connection: &Connection) -> Option<Address> {
+    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
+    (flags & FLAG_OFFLOAD != 0).then(|| true_ends(connection.entry).1)
 }
 
 /// The answer to a program that asks for the address of an end of an offloaded connection; `None`

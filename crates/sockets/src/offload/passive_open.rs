@@ -112,7 +112,7 @@ pub(crate) fn accepted_again(carrier: &Connection) -> bool {
     }
     let ends = || {
         let key = CarrierKey::from_word(entry.carrier_key.load(Ordering::Relaxed))?;
-        let port = addresses::local(carrier.fd)?.port;
+        let port = carrier.local.express.local_port();
         routing::known_routing_page()?.ends(key.direction, key.port, port)
     };
     match ends() {
