@@ -698,7 +698,7 @@ fn say_what_is_not_paired(diag: &io::Result<Diag>, proving: &Proving, log: &mut 
     }
 }
 
-/// The registry's limits, with so many descriptors for regions.
+/// The registry's limits, with `descriptors_max` descriptors for regions.
 fn limits_of(options: &Options, descriptors_max: usize) -> Limits {
     let mut limits = Limits::with_regions(options.regions_max);
     if options.is_system {

@@ -74,8 +74,8 @@ pub struct Operation {
     pub(crate) flags: Flags,
 }
 
-// SAFETY: an operation is a description. Whoever submits it promises that the memory it names may
-// be used from the engine's thread (`Channel::submit`).
+// SAFETY: an operation is a description. The submitter promises that its memory may be used from
+// the engine's thread (`Channel::submit`).
 unsafe impl Send for Operation {}
 
 impl Operation {

@@ -70,8 +70,8 @@ impl MutexWord {
         self.0.swap(OPEN, Ordering::Release) == AWAITED
     }
 
-    /// Opens the lock of a forked child, whoever held it: no other thread exists there, so none
-    /// sleeps.
+    /// Opens the lock of a forked child, even if another thread held it: no other thread exists
+    /// there, so none sleeps.
     pub fn reset(&self) {
         // Relaxed: there is no other thread.
         self.0.store(OPEN, Ordering::Relaxed);

@@ -30,7 +30,7 @@ use crate::end::End;
 pub enum Doorbells {
     /// There are none, and none will come if this end is silent.
     Taken,
-    /// The last doorbell is within the next so many bytes of the carrier.
+    /// The last doorbell is within this number of next bytes of the carrier.
     Given(u64),
     /// The peer may be sending a doorbell.
     UnderWay,

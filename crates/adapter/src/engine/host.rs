@@ -19,7 +19,7 @@ use crate::proc;
 #[derive(Clone, Debug)]
 pub(super) struct Resolved {
     pub(super) settings: Settings,
-    /// Sentences about addresses that cannot be had.
+    /// Sentences about addresses that the engine cannot have.
     pub(super) complaints: Vec<String>,
 }
 

@@ -370,8 +370,8 @@ impl Memory for Streams {
                 endpoint.try_widen(duplex.placed);
             }
             let room = endpoint.room_for(offset, bytes.len()).ok_or(NoRoom)?;
-            // SAFETY: the ring is mapped as long as the endpoint is there, which whoever takes it
-            // away has the copies finished for; up to the window's end it is ours to write.
+            // SAFETY: the ring is mapped as long as the endpoint exists, and copies are finished
+            // before the endpoint is removed; up to the window's end the ring is ours to write.
             if !unsafe { self.copying.begin(id, offset, bytes, room) } {
                 Endpoint::store(room, bytes);
             }

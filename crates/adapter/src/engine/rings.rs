@@ -366,7 +366,7 @@ impl Rings {
         self.has_room_to_spare(0, program)
     }
 
-    /// Whether there is room for a larger ring of so many bytes, and some of it to spare.
+    /// Whether there is room for a larger ring of `bytes` bytes, and some more to spare.
     pub(super) fn has_room_to_spare(&self, bytes: usize, program: Program) -> bool {
         self.has_room(program, bytes, self.share(program) / 8 * 3)
     }

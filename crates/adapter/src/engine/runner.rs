@@ -679,7 +679,7 @@ fn watch_all(
     Ok(())
 }
 
-/// The memory of one of so many threads.
+/// The memory of one of `threads` threads.
 fn streams_for(settings: &Settings, threads: usize) -> Streams {
     let mut streams = Streams::new(settings.memory_bytes / threads);
     let (engine, copybreak) = (settings.copy_engine, settings.copybreak);

@@ -1,11 +1,12 @@
 //! The `dmadev` engine: any DMA device that DPDK drives.
 //!
-//! Only devices that use this process's own addresses (`SVA`): others want memory pinned and mapped
-//! for them first. Still, only registered memory: a device that writes behind the page tables' back
-//! is what a fork must not meet. DPDK's skeleton device, a thread that copies, needs neither
-//! hardware nor privileges nor huge pages, and is the default.
+//! Only devices that use this process's own addresses (`SVA`) are supported: other devices need
+//! memory to be pinned and mapped for them first. Even so, only registered memory is used: a device
+//! may bypass later changes of the page tables, and then a fork loses bytes. DPDK's skeleton
+//! device, a thread that copies, needs neither hardware nor privileges nor huge pages, and is the
+//! default.
 //!
-//! `TOEHOLD_DMADEV_EAL` holds DPDK's own arguments, separated by spaces, for anything else. DPDK
+//! For other devices `TOEHOLD_DMADEV_EAL` holds DPDK's own arguments, separated by spaces. DPDK
 //! starts once in a process and stays.
 
 use std::collections::VecDeque;
@@ -20,14 +21,15 @@ use crate::{Cookie, Operation};
 pub struct Dmadev {
     device: i16,
     can_fill: bool,
-    /// Accepted and not reported, oldest first: a virtual channel completes in order.
+    /// Accepted operations that are not reported, oldest first: a virtual channel completes in
+    /// order.
     in_flight: VecDeque<Cookie>,
     /// False in a child: the device is the parent's.
     is_ours: bool,
 }
 
 impl Dmadev {
-    /// Starts DPDK, if it has not been, and takes a device that nobody has taken.
+    /// Starts DPDK, unless it runs already, and takes a free device.
     ///
     /// # Errors
     ///
@@ -83,7 +85,7 @@ impl Dmadev {
         }
         let entries = u16::try_from(entries).unwrap_or(u16::MAX);
         let entries = entries.max(info.entries_min).min(info.entries_max);
-        // SAFETY: the device is nobody else's, and stopped.
+        // SAFETY: the device is ours alone, and stopped.
         match unsafe { toehold_dmadev_start(device, entries) } {
             0 => Ok(Dmadev {
                 device,
@@ -149,7 +151,7 @@ unsafe impl Backend for Dmadev {
                 let Some(cookie) = self.in_flight.pop_front() else {
                     break;
                 };
-                // The device does not tell how far it came, so the processor starts over.
+                // The device does not report its progress, so the processor starts over.
                 let failed = Outcome::Partial {
                     bytes: 0,
                     address: 0,
@@ -163,7 +165,7 @@ unsafe impl Backend for Dmadev {
     }
 
     fn helper_cpu_ns(&self) -> Option<u64> {
-        // The skeleton device's thread is DPDK's, and DPDK does not tell.
+        // The skeleton device's thread belongs to DPDK, which does not report its processor time.
         None
     }
 

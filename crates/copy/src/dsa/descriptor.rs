@@ -42,16 +42,16 @@ pub struct Record {
     pub result: u8,
     /// Zero.
     pub reserved: u16,
-    /// How far the device came before a fault.
+    /// The bytes that the device completed before a fault.
     pub bytes_completed: u32,
-    /// The address it could not use.
+    /// The address that the device could not use.
     pub fault_addr: u64,
     /// Of no use here.
     pub specific: [u8; 16],
 }
 
 impl Record {
-    /// Before the device has written it.
+    /// A record that the device has not written yet.
     pub const EMPTY: Record = Record {
         status: status::NONE,
         result: 0,
@@ -76,7 +76,7 @@ pub mod opcode {
 pub mod flag {
     /// `completion_addr` means something.
     pub const COMPLETION_ADDRESS_VALID: u32 = 0x0004;
-    /// A record is wanted also when all is well.
+    /// The device writes a record also after success.
     pub const REQUEST_COMPLETION: u32 = 0x0008;
     /// The target goes to the cache.
     pub const CACHE_CONTROL: u32 = 0x0100;
@@ -88,7 +88,7 @@ pub mod status {
     pub const NONE: u8 = 0;
     /// All done.
     pub const SUCCESS: u8 = 1;
-    /// Stopped at a page that was not there.
+    /// Stopped at a page that is not present.
     pub const PAGE_FAULT_NOBOF: u8 = 3;
     /// An operation the device does not have.
     pub const BAD_OPCODE: u8 = 0x10;

@@ -1,7 +1,7 @@
 //! A small device for tests: reads descriptors, moves bytes, writes completion records, on a thread
 //! of its own.
 //!
-//! It is as asynchronous as the real one, and can be told to have its troubles.
+//! The device is as asynchronous as the real one, and can simulate its faults.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -16,13 +16,13 @@ use super::portal::{Portal, PortalError};
 pub struct Temper {
     /// Descriptors its queue holds; zero for 32.
     pub queue: usize,
-    /// Every so many-th descriptor meets a missing page, part of the way; zero for never.
+    /// Every `fault_every`-th descriptor meets a missing page, part of the way; zero for never.
     pub fault_every: usize,
-    /// Every so many-th descriptor is malformed, it says; zero for never.
+    /// Every `error_every`-th descriptor is reported as malformed; zero for never.
     pub error_every: usize,
-    /// Claims to have done more than it was asked for, when it reports a fault.
+    /// With a fault, reports more bytes than the descriptor has.
     pub exaggerates: bool,
-    /// Falls silent after so many descriptors, and then is not there any more; zero for never.
+    /// After this many descriptors the device falls silent, and then it is gone; zero for never.
     pub dies_after: usize,
 }
 
@@ -36,7 +36,7 @@ pub struct Emulated {
 }
 
 impl Emulated {
-    /// A device of this temper.
+    /// A device with these faults.
     pub fn new(temper: Temper) -> Emulated {
         let (sender, receiver) = channel::<Descriptor>();
         let in_queue = Arc::new(AtomicUsize::new(0));
@@ -49,7 +49,8 @@ impl Emulated {
                     dead.store(true, Ordering::Relaxed);
                     return;
                 }
-                // SAFETY: whoever submitted it vouches for its memory until the record is written.
+                // SAFETY: the submitter vouches for the descriptor's memory until the record is
+                // written.
                 unsafe { perform(&descriptor, number, temper) };
                 left.fetch_sub(1, Ordering::Relaxed);
             }

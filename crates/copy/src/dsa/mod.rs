@@ -6,17 +6,17 @@
 //!
 //! - *Submission* goes to the queue's [`Portal`]: mapped into this process, or, where the kernel
 //!   does not allow that, by `write(2)`.
-//! - *Long operations* go in pieces of at most what the queue takes, one after another, which also
-//!   tells their progress.
-//! - *A page that is not there* stops the device: we do not let it wait for one, as that holds up
-//!   everybody's work. It reports how far it came and the processor does the rest, touching the
-//!   page like any program.
-//! - *CRC* is left to the processor: the device can do it, but how it continues a seed could not be
-//!   checked without one.
+//! - *Long operations* are divided into pieces of at most the queue's maximum, which go one after
+//!   another. Finished pieces also show the progress.
+//! - *A page that is not present* stops the device: we do not let it wait for the page, because
+//!   that would delay the work of all users. The device reports its progress, and the processor
+//!   does the rest, touching the page like any program.
+//! - *CRC* is left to the processor: the device can compute it, but without a device we could not
+//!   check how it continues a seed.
 //!
-//! A device that disappears is closed, upon which the driver lets it finish or drop what it has of
-//! ours; then everything is reported as gone. A child never uses its parent's queue, which is bound
-//! to the parent's memory.
+//! If a device disappears, we close its queue, and the driver waits until the device has finished
+//! or dropped our operations. Then all of them are reported as gone. A child never uses its
+//! parent's queue, which is bound to the parent's memory.
 
 pub mod descriptor;
 mod emulated;
@@ -45,7 +45,7 @@ pub struct Dsa {
     free: Vec<usize>,
     /// Bytes a descriptor may move.
     piece_max: usize,
-    /// Polls since the device last completed something it had.
+    /// Polls since the device last completed a descriptor.
     quiet_polls: u32,
 }
 
@@ -63,7 +63,8 @@ struct Slot {
 }
 
 impl Dsa {
-    /// An engine over a work queue with room for so many descriptors of at most so many bytes.
+    /// An engine over a work queue, with the queue's number of descriptors and its maximum of bytes
+    /// per descriptor.
     ///
     /// # Errors
     ///
@@ -92,12 +93,12 @@ impl Dsa {
         })
     }
 
-    /// Opens a work queue of this machine and tries it. The sentence tells which, and how it is
-    /// reached.
+    /// Opens a work queue of this machine and tries it. The returned sentence names the queue and
+    /// the way to reach it.
     ///
     /// # Errors
     ///
-    /// A sentence for each queue that could not be used, or that there is none.
+    /// A sentence for each unusable queue, or one sentence if there is no queue.
     pub fn open(entries: usize) -> Result<(Dsa, String), String> {
         probe::open(entries)
     }
@@ -133,7 +134,7 @@ impl Dsa {
     /// The completion record of a submitted piece, once the device has written it.
     fn completion(&self, at: usize) -> Option<Record> {
         let record = self.record(at);
-        // SAFETY: a byte of our buffer that the device writes: an atomic is how to look at it.
+        // SAFETY: a byte of our buffer that the device writes, so it is read as an atomic.
         let status = unsafe { AtomicU8::from_ptr(record.cast()) };
         // Acquire pairs with the device's ordering (data first, then the rest of the record, then
         // the status), or with the Release store in `emulated::perform`.
@@ -144,7 +145,7 @@ impl Dsa {
         Some(unsafe { record.read_volatile() })
     }
 
-    /// Takes a finished piece into account. The operation's outcome, if that was all of it.
+    /// Counts a finished piece. Returns the operation's outcome if this was its last piece.
     fn advance(&mut self, at: usize, record: Record) -> Option<Outcome> {
         let slot = &mut self.slots[at];
         if record.status & status::MASK == status::SUCCESS {
@@ -152,13 +153,13 @@ impl Dsa {
             if slot.done == slot.operation.len {
                 return Some(Outcome::DONE);
             }
-            // Nothing to do if the queue is full just now: the next poll tries again.
+            // If the queue is full just now, the next poll tries again.
             return match self.submit_piece(at) {
                 Err(PortalError::Gone) => Some(Outcome::Gone),
                 _ => None,
             };
         }
-        // A device is not to be believed blindly: it cannot have done more than it was asked for.
+        // A faulty device may report too much: it cannot have done more than the piece.
         let faulted = record.status & status::MASK == status::PAGE_FAULT_NOBOF;
         let bytes = if faulted {
             (record.bytes_completed as usize).min(slot.piece)
@@ -184,7 +185,7 @@ impl Dsa {
             .expect("only a slot in use ends")
     }
 
-    /// Looks, now and then, whether a device that says nothing is still there.
+    /// Checks at intervals whether a silent device still exists.
     fn is_gone(&mut self) -> bool {
         self.quiet_polls = self.quiet_polls.wrapping_add(1);
         if self.quiet_polls.is_multiple_of(QUIET_POLLS) {
@@ -223,7 +224,7 @@ unsafe impl Backend for Dsa {
             match error {
                 PortalError::Busy => Refused::Full,
                 PortalError::Gone => {
-                    // Those that are in flight are reported by the next poll.
+                    // The next poll reports the operations in flight.
                     self.portal = None;
                     Refused::Unable
                 }
@@ -241,8 +242,8 @@ unsafe impl Backend for Dsa {
                 continue;
             }
             if !self.slots[at].is_submitted {
-                // Held back by a full queue. If the device is gone, the end of this function finds
-                // out.
+                // The piece was held back by a full queue. If the device is gone, the end of this
+                // function detects it.
                 if self.submit_piece(at) == Err(PortalError::Gone) {
                     self.portal = None;
                 }
@@ -275,8 +276,8 @@ unsafe impl Backend for Dsa {
     }
 
     fn forget_after_fork(&mut self) {
-        // The mapping did not come along, and its place may be somebody else's: it must not be
-        // unmapped.
+        // The child does not have the mapping, and its address range may be in use for something
+        // else. So it must not be unmapped.
         std::mem::forget(self.portal.take());
         for at in 0..self.slots.len() {
             if self.slots[at].cookie.is_some() {
@@ -312,8 +313,8 @@ fn describe(operation: &Operation, piece: usize, record: *mut Record) -> Descrip
 /// Bounds the records' memory; real queues have up to 128 entries.
 const ENTRIES_MAX: usize = 1024;
 
-/// Of a descriptor's length field we use no more, so that progress has a grain.
+/// The longest piece. A descriptor could be longer, but progress is known only for whole pieces.
 const PIECE_BYTES_MAX: usize = 1 << 21;
 
-/// How often a silent device is asked whether it is there: a system call, so seldom.
+/// A silent device is checked once in this many polls; a check is a system call.
 const QUIET_POLLS: u32 = 1 << 16;

@@ -1,4 +1,4 @@
-//! Where descriptors are handed in.
+//! Portals, through which descriptors are submitted.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use super::descriptor::Descriptor;
 
-/// A work queue's front door.
+/// The entrance of a work queue.
 pub trait Portal: Send {
-    /// Hands in a descriptor.
+    /// Submits a descriptor.
     ///
     /// # Errors
     ///
@@ -37,9 +37,9 @@ pub enum PortalError {
 /// How a queue is shared, which decides the instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mode {
-    /// This process alone: `movdir64b`, and we count its entries.
+    /// Used by this process alone: `movdir64b`, and we count the used entries.
     Dedicated,
-    /// With others: `enqcmd`, which answers whether there was room.
+    /// Shared with other processes: `enqcmd`, which returns whether there was room.
     Shared,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Mapped {
     mode: Mode,
     /// Keeps the queue ours.
     _device: File,
-    /// Says `enabled`.
+    /// The sysfs file that contains `enabled`.
     state: PathBuf,
 }
 
@@ -114,8 +114,7 @@ impl Drop for Mapped {
     }
 }
 
-/// A queue that is written to: a system call each, where the kernel trusts no program with the
-/// portal.
+/// A queue that takes descriptors by write(2), for a kernel that lets no program map the portal.
 pub(super) struct Written {
     device: File,
     state: PathBuf,

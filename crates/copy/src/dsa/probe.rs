@@ -9,7 +9,7 @@ use super::Dsa;
 use super::portal::{Mapped, Mode, Written};
 use crate::{Channel, Operation, Recovery, Status, Waiting};
 
-/// A work queue in user space's hands, as sysfs tells.
+/// A work queue for user space, as described by sysfs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
     /// `wq0.0`.
@@ -114,7 +114,7 @@ fn open_queue(queue: &Found, entries: usize, sys: &Path) -> Result<(Dsa, String)
     try_out(dsa, name).map(|dsa| (dsa, format!("{name}, {how}")))
 }
 
-/// Has the device copy a line before anybody relies on it.
+/// Lets the device copy a line, as a trial.
 fn try_out(dsa: Dsa, name: &str) -> Result<Dsa, String> {
     let mut channel = Channel::new(dsa, 2);
     channel.set_recovery(Recovery::Report);
@@ -129,8 +129,8 @@ fn try_out(dsa: Dsa, name: &str) -> Result<Dsa, String> {
     match channel.wait(cookie, waiting) {
         Ok(Status::Done { .. }) if channel.counters().refused == 0 && target == source => {}
         Ok(_) => return Err(refused()),
-        // A device that is silent and there might still write the target: closing it is the only
-        // way to be sure: dropping its portal does that.
+        // A silent device might still write the target. Only closing its queue prevents that;
+        // dropping the portal closes it.
         Err(_) => {
             drop(channel.into_backend());
             return Err(format!("{name} does not answer"));

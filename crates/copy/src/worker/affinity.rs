@@ -28,7 +28,7 @@ impl Affinity {
         Ok(set)
     }
 
-    /// The cores that this thread may use; nothing where the system will not say.
+    /// The cores that this thread may use; empty if the system does not report them.
     pub(super) fn of_this_thread() -> Affinity {
         let mut set = Affinity::none();
         // SAFETY: the set is on our stack; zero is this thread.
@@ -36,9 +36,9 @@ impl Affinity {
         set
     }
 
-    /// Moves this thread away from a processor if it runs there and may run elsewhere. A helper on
-    /// its owner's processor only takes turns with it, and one that spins there takes its owner's.
-    /// False when it has to stay.
+    /// Moves this thread away from a processor, if it may run elsewhere. A helper on its owner's
+    /// processor only takes turns with the owner, and a spinning helper takes the owner's time.
+    /// False if the thread has to stay.
     pub(super) fn leave(&self, processor: u32) -> bool {
         if crate::sync::processor() != processor {
             return true;

@@ -1,9 +1,9 @@
 //! The `worker` engine: a thread that copies while its owner does something else.
 //!
-//! It spins for a while after each piece of work and then sleeps, so that a parked worker costs
-//! nothing. One doorbell covers everything submitted since the last. Its processor time is a cost
-//! of the copies like any other, and [`Channel::helper_cpu_ns`](crate::Channel::helper_cpu_ns)
-//! tells it.
+//! The thread spins for a while after each piece of work and then sleeps, so that a parked worker
+//! costs nothing. One doorbell covers all operations submitted since the last. The thread's
+//! processor time is a part of the copies' cost;
+//! [`Channel::helper_cpu_ns`](crate::Channel::helper_cpu_ns) returns it.
 
 mod affinity;
 #[cfg(all(test, loom))]
@@ -30,7 +30,7 @@ pub struct Worker {
     queue: Arc<Queue<Operation>>,
     /// `None` after a fork: the thread is the parent's.
     thread: Option<JoinHandle<()>>,
-    /// By queue index: the cookie, and where the operation begins in the stream of all bytes.
+    /// By queue index: the cookie, and the operation's begin in the stream of all bytes.
     journal: Box<[Record]>,
     /// By cookie: its queue index.
     index_of: Box<[u64]>,
@@ -55,9 +55,9 @@ struct Record {
 pub struct WorkerOptions {
     /// Operations in its queue; at least the channel's entries to make use of them.
     pub entries: usize,
-    /// The processor it is pinned to, if any.
+    /// The processor to which the worker is pinned, if any.
     pub pin: Option<usize>,
-    /// How long it spins, at most, before it sleeps.
+    /// The longest time that the worker spins before it sleeps.
     pub spin_max: Duration,
 }
 
@@ -262,9 +262,8 @@ impl Drop for Worker {
     }
 }
 
-/// Performs one operation on the worker's thread. Copies go in steps so that their beginning can be
-/// used early: small ones at first, then larger, as whoever waits for the beginning does not wait
-/// for the end.
+/// Performs one operation on the worker's thread. Copies go in steps, so that their beginning can
+/// be used early. The steps are small at first and then larger: only the beginning is urgent.
 fn perform(operation: &Operation, tell: &mut dyn FnMut(usize)) -> (usize, u32) {
     if operation.kind != Kind::Copy {
         // SAFETY: the channel's submitter vouches for the memory until the operation is finished.
@@ -297,7 +296,7 @@ fn perform(operation: &Operation, tell: &mut dyn FnMut(usize)) -> (usize, u32) {
     (operation.len, 0)
 }
 
-/// A program's signals are its own threads' business.
+/// Blocks all signals: only the program's own threads handle its signals.
 struct SignalsBlocked(libc::sigset_t);
 
 impl SignalsBlocked {
@@ -324,10 +323,11 @@ impl Drop for SignalsBlocked {
 /// A page and its prefetch: what a consumer of the beginning waits for.
 const STEP_BYTES_MIN: usize = 4096;
 
-/// Telling costs a cache line's journey; once in this many bytes it is lost in the noise.
+/// Reporting progress moves a cache line between processors; once in this many bytes the cost is
+/// negligible.
 const STEP_BYTES_MAX: usize = 64 * 1024;
 
-/// About what it costs to fall asleep and be woken, so that spinning costs at most twice the better
+/// About the cost of falling asleep and being woken. So spinning costs at most twice the better
 /// choice.
 const SPIN_MAX: Duration = Duration::from_micros(50);
 

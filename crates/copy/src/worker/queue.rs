@@ -10,10 +10,10 @@
 //! | `anxious`: the producer sleeps or is about to | both | both | see below | own |
 //! | entry | producer, then worker's result | worker, then producer | by `tail` and `head` | own |
 //!
-//! Sleeping. Whoever goes to sleep says so, fences, and looks again; whoever has news publishes it,
-//! fences, and looks whether anybody sleeps. Of two accesses before and after two fences, one sees
-//! the other: either the sleeper sees the news and stays up, or the bearer sees the sleeper and
-//! wakes it.
+//! Sleeping. A side that goes to sleep sets its flag, fences, and looks again. A side that has news
+//! publishes it, fences, and reads the other side's flag. At least one of the two loads sees the
+//! other side's store: either the sleeper sees the news and stays awake, or the other side sees the
+//! flag and wakes the sleeper.
 //!
 //! ```text
 //!   worker, going to sleep          producer, flushing
@@ -111,7 +111,7 @@ impl<T: Copy> Queue<T> {
             .with_mut(|at| unsafe { at.write(work) });
     }
 
-    /// Lets the worker have everything before `tail`, and wakes it if it sleeps. True if it did.
+    /// Publishes all entries before `tail`, and wakes the worker if it sleeps. True if it slept.
     #[inline]
     pub(crate) fn publish(&self, tail: u64) -> bool {
         // Release pairs with the Acquire load in `run`: entries before the count.
@@ -186,9 +186,9 @@ impl<T: Copy> Queue<T> {
 
 /// The worker's end.
 impl<T: Copy> Queue<T> {
-    /// Works until told to stop. `work` does one entry, telling the second argument how many of its
-    /// bytes are in place whenever it likes, and returns bytes and result. `woken` is told after
-    /// each sleep which processor ended it, and answers whether spinning here may help.
+    /// Works until it is stopped. `work` does one entry and returns bytes and result; it may report
+    /// the number of bytes in place to its second argument at any time. After each sleep `woken`
+    /// gets the processor that ended the sleep, and returns whether spinning here may help.
     pub(crate) fn run(
         &self,
         mut spins: Spins,
@@ -256,7 +256,7 @@ impl<T: Copy> Queue<T> {
             gate.word.store(0, Relaxed);
             return;
         }
-        // A gate without a fence can miss a wake-up, so it does not wait for one.
+        // Without a fence the gate can miss a wake-up, so the sleep has a limit.
         let timeout_ns = if is_ordered { u64::MAX } else { NAP_NS };
         while gate.word.load(Relaxed) == 1 {
             gate.sleep(1, timeout_ns);
@@ -269,8 +269,8 @@ impl<T: Copy> Queue<T> {
     }
 }
 
-/// How long the worker spins before it sleeps. A sleep that turns out short should have been a
-/// spin, so the next one is; after a long one hardly any time is spent hoping.
+/// The time that the worker spins before it sleeps. After a short sleep the next spin is longer,
+/// because spinning would have been better. After a long sleep it is very short.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spins {
     now: Duration,
@@ -295,8 +295,8 @@ impl Spins {
         false
     }
 
-    /// A sleep is over that began with this idleness. Being woken is part of its length, and can be
-    /// most of it.
+    /// Adapts the spin time after a sleep. The idle time includes the wake-up, which can be most of
+    /// it.
     fn learn(&mut self, idle: &Idle, may_help: bool) {
         self.now = match idle.lasted() < 4 * self.max {
             _ if !may_help => Duration::ZERO,
@@ -325,8 +325,9 @@ impl Idle {
     }
 }
 
-/// How often a spinning worker reads the clock: it costs as much as several looks.
+/// A spinning worker reads the clock once in this many looks: reading the clock costs as much as
+/// several looks.
 const CLOCK_LOOKS: u32 = 16;
 
-/// How late a wake-up may be found when the kernel will not order it.
+/// The longest delay of a wake-up if the kernel does not provide the fence.
 const NAP_NS: u64 = 1_000_000;

@@ -3,13 +3,15 @@
 
 use core::sync::atomic::Ordering;
 
-/// Whoever keeps a connection on its carrier pins it (`Entry::flags`), and then looks at the
-/// region. Whoever gives it a region then looks at the flags. The look in `pairing::attach` pairs
-/// with the one after `Connection::pin`: at least one sees the other side's store.
+/// To keep a connection on its carrier, one side pins it (`Entry::flags`), and then looks at the
+/// region. To give it a region, the other side stores the region, and then looks at the flags. The
+/// look in `pairing::attach` pairs with the one after `Connection::pin`: at least one sees the
+/// other side's store.
 pub(crate) const PINNED: Ordering = Ordering::SeqCst;
 
-/// Counts a user of something out. Whoever counts the last one out ends that thing: the decrement
-/// pairs with those of the others (`fetch_sub`), so all that they did with it comes before.
+/// Counts one user of an object out. The thread that counts the last user out ends the object. Its
+/// decrement pairs with those of the others (`fetch_sub`), so all their uses of the object come
+/// before.
 pub(crate) const LAST_OUT: Ordering = Ordering::AcqRel;
 
 /// Stores `Entry::flags` after the words that `FLAG_OFFLOAD` speaks of (true addresses, place in

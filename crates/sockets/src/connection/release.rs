@@ -84,7 +84,8 @@ pub(crate) fn holder_ends(connection: &Connection) {
 /// Does the kernel's work at the last close, for the bytes that are not in the kernel.
 fn end_channel(connection: &Connection, end: &End<'_>) {
     if !end.ours().wake.abandoned.load(Ordering::Relaxed).is(0) {
-        // Passed on: whoever has it now holds a plain socket that lives on.
+        // The channel was abandoned: another process holds the socket, which lives on as a plain
+        // socket.
         return;
     }
     sleepers::set_wake(end, WakeWord::None);
@@ -194,7 +195,7 @@ fn leave_region(connection: &Connection, region: NonNull<u8>) -> Left {
     let (entry, local) = (connection.entry, connection.local);
     let rx = takeover::lock_receiving(connection);
     let tx = takeover::lock_sending(connection);
-    // Whoever says how he waits looks for the region under this lock.
+    // A thread that publishes its way of waiting looks for the region under this lock.
     let wake = lock::lock(&entry.wake_lock);
     // A lock that we do not have may be held by a thread of this process that is in the region.
     let has_all = rx.is_some() && tx.is_some() && wake.is_some();

@@ -85,8 +85,8 @@ fn reset(entry: &Entry, local: &Local) {
     for word in &entry.asleep {
         word.store(0, Ordering::Relaxed);
     }
-    // Threads stay counted: one may count itself in and out through a descriptor that named this
-    // entry before, whoever has it by then.
+    // Threads stay counted: a thread may count itself in and out through a descriptor that named
+    // this entry before, even if the entry has another connection by then.
     local.attachment.reset();
     local.pair.store(null_mut(), Ordering::Relaxed);
     local.offered.store(null_mut(), Ordering::Relaxed);

@@ -50,7 +50,7 @@ pub(crate) fn begin_comparing(connection: &Connection, end: &End<'_>) {
 
 fn tell_count(connection: &Connection, end: &End<'_>) {
     let sent = connection.entry.tx_carrier.load(Ordering::Relaxed);
-    // Release: whoever sees the count sees the bytes in its queue.
+    // Release: a peer that sees the count also sees the bytes in its queue.
     let counted = &end.ours().wake.counted;
     counted.store(sent.wrapping_add(1), SIDE_TOLD);
 }
@@ -62,8 +62,8 @@ pub(crate) fn counted<T>(connection: &Connection, end: &End<'_>, send: impl FnOn
         return send();
     }
     end.ours().wake.counted.store(0, Ordering::Relaxed);
-    // Pairs with the kernel's lock of the queue in `compare`: whoever finds our bytes there sees 0
-    // in its second look, or the count that includes them.
+    // Pairs with the kernel's lock of the queue in `compare`: a peer that finds our bytes there
+    // sees 0 in its second look, or the count that includes them.
     fence(Ordering::SeqCst);
     let result = send();
     tell_count(connection, end);

@@ -24,9 +24,9 @@ use crate::waiting::sleepers;
 
 /// Doorbells taken in one call.
 const BATCH: usize = 256;
-/// So many may stay on a parked carrier. The kernel acknowledges bytes that nobody reads 40 ms
-/// late, and a carrier's congestion window begins with ten segments: a doorbell beyond these is
-/// kept back until then, and whoever it is to wake sleeps on.
+/// The most doorbells that may stay on a parked carrier. The kernel acknowledges unread bytes 40 ms
+/// late, and a carrier's congestion window begins with ten segments. A doorbell beyond these is
+/// held back until then, and its sleeper sleeps on.
 const LEFT_MAX: u64 = 3;
 
 /// Takes up to `limit` of the carrier's next bytes, which are doorbells. `Ok(0)` is the carrier's
@@ -123,8 +123,8 @@ pub(crate) fn are_needed(connection: &Connection) -> bool {
     sleepers::need_doorbell(connection) || news::awaits_doorbell(connection)
 }
 
-/// Takes every one off the carrier, whoever sleeps: the connection is being closed, or has ended.
-/// Callers hold the receive lock.
+/// Takes all doorbells off the carrier, even if threads sleep: the connection is being closed, or
+/// has ended. Callers hold the receive lock.
 pub(crate) fn discard(connection: &Connection, end: &End<'_>) {
     loop {
         let waiting = waiting(connection, end);
@@ -167,8 +167,9 @@ pub(crate) fn awaited(connection: &Connection, end: &End<'_>) -> Option<Awaited>
     }
 }
 
-/// Takes every doorbell off the carrier, whoever sleeps, and also those behind unread bytes of the
-/// ring. False when more are on their way. This end is silent, and callers hold the receive lock.
+/// Takes all doorbells off the carrier, even if threads sleep, and also those behind unread bytes
+/// of the ring. False when more are on their way. This end is silent, and callers hold the receive
+/// lock.
 pub(crate) fn take_all(connection: &Connection, end: &End<'_>) -> bool {
     let ended = libc::POLLRDHUP | libc::POLLERR | libc::POLLHUP;
     let has_ended = sys::poll_now(connection.number(), libc::POLLRDHUP) & ended != 0;

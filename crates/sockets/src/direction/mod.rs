@@ -201,8 +201,8 @@ pub(crate) fn settle(connection: &Connection, end: &End<'_>) {
     }
 }
 
-/// As [`go_down`], for callers without the send lock. Where the lock cannot be had the direction
-/// stays as it is: the next send meets the same lock, and says so.
+/// As [`go_down`], for callers without the send lock. If the lock stays taken, the direction stays
+/// as it is: the next send meets the same lock, and reports the failure.
 pub(crate) fn go_down_locked(connection: &Connection, end: &End<'_>) {
     if let Some(_held) = takeover::lock_sending(connection) {
         go_down(connection, end);

@@ -42,8 +42,8 @@ fn ring_or_come_down(connection: &Connection, end: &End<'_>) {
     if is_asked {
         return;
     }
-    // Nothing wakes whoever sleeps for the ready bitmap: the other connections' notifiers still
-    // have to.
+    // Threads that sleep for the ready bitmap are not woken here: the other connections' notifiers
+    // must still wake them.
     if let Ok(WakeWord::Bitmap { bitmap, .. }) =
         WakeWord::from_untrusted(end.theirs().wake.wake.load(WAKING))
     {

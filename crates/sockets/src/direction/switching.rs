@@ -163,7 +163,7 @@ fn tell_wishes(connection: &Connection, end: &End<'_>, command: u32, held_down: 
     let entry = connection.entry;
     let flags = entry.flags.load(Ordering::Relaxed);
     let pinned = flags & FLAG_PINNED != 0;
-    // Whoever wants its own direction down wants the other down, too.
+    // A side that brings its own direction down wants the other direction down, too.
     end.refuse(if end.has_left() || command == COMMAND_EVICT {
         Refusal::Over
     } else if pinned || matches!(command, COMMAND_DETACH | COMMAND_YIELD) || held_down {

@@ -93,8 +93,8 @@ fn received_from(connection: &Connection, waited: Waited<'static>) -> Held<'stat
     waited.held
 }
 
-/// Notifies a sender that asks for credit, from inside the receive lock. False when our direction
-/// is no ring, or the send lock cannot be had soon.
+/// Notifies a sender that asks for credit, from inside the receive lock. False if our direction is
+/// not in a ring, or if the send lock stays taken for too long.
 pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>) -> bool {
     /// Far longer than another thread takes for a copy, unless it does not get a processor.
     const WAIT_NS: u64 = 20_000_000;

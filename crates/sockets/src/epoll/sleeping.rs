@@ -217,7 +217,7 @@ impl Many {
                 unsafe { many.base.write(before.take()) };
                 return Some(many);
             }
-            // There are not so many registrations that this has no end.
+            // The number of registrations is bounded, so this loop ends.
             room *= 2;
         }
     }

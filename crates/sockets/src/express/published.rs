@@ -122,7 +122,7 @@ pub(super) fn count(event: Event) {
     count_more(event, 1);
 }
 
-/// As [`count`], so many at once.
+/// As [`count`], for `count` events at once.
 pub(super) fn count_more(event: Event, count: u64) {
     if let Some(table) = table::table() {
         table.header().express.add(event, count);

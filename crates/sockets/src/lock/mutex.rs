@@ -82,7 +82,8 @@ impl Mutex {
         }
     }
 
-    /// Opens it whoever had it: after fork the child's only thread is not the holder.
+    /// Opens the lock, even if another thread held it: after fork the child's only thread is not
+    /// the holder.
     pub(crate) fn reset(&self) {
         self.0.reset();
     }
