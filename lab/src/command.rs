@@ -49,7 +49,7 @@ pub struct Entry {
     pub source: String,
     /// Where in the paper.
     pub figure: String,
-    /// The plans that repeat it, or what it lacks.
+    /// The plans that repeat the experiment, or the reason why it is missing.
     pub place: String,
 }
 
@@ -96,7 +96,7 @@ pub struct RunRequest {
     pub out: Option<PathBuf>,
     /// Fewer rounds and points.
     pub quick: bool,
-    /// Rounds other than the plan's.
+    /// The number of rounds, if it is not the plan's.
     pub rounds: Option<usize>,
 }
 

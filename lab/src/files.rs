@@ -6,11 +6,11 @@ use std::path::Path;
 
 use toehold_measure::rng::Rng;
 
-/// Writes a file for each size, called by it in decimal digits.
+/// Writes a file for each size; the name is the size in decimal digits.
 ///
 /// # Errors
 ///
-/// When the disk refuses.
+/// When a file cannot be written.
 pub fn of_sizes(folder: &Path, sizes: &[usize], seed: u64) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     for &size in sizes {

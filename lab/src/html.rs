@@ -11,7 +11,7 @@ use crate::plan::Figure;
 use crate::report::{Report, Row};
 use crate::table::column_name;
 
-/// The conclusion, then plots, then what was published beside what was found, then every number.
+/// The conclusion, then plots, then published numbers beside measured ones, then all numbers.
 pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
     let mut body = format!(
         "<h1>{}</h1>\n<p>{}</p>\n",
@@ -69,7 +69,7 @@ pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
     page::page(report.plan, &body)
 }
 
-/// One sentence for a figure: what each line does from its first point to its last.
+/// One sentence for a figure: how each line changes from its first point to its last.
 fn conclusion(figure: &Figure, lines: &[Line]) -> String {
     let unit = figure.y.label.rsplit(", ").next().unwrap_or_default();
     let parts = lines.iter().filter_map(|line| {

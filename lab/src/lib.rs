@@ -1,20 +1,19 @@
 //! The lab: experiments, their runner, and the published numbers beside them.
 //!
-//! A [`Plan`] says what can be measured: cases, and how to take one sample of each. The [`runner`]
-//! takes the samples in interleaved rounds, so that whatever else the machine does hits every case
-//! alike, and makes a [`Report`]: rows of samples with median and spread, the environment, and what
-//! was published about the same experiment. Published and measured numbers stand side by side and
-//! are never mixed.
+//! A [`Plan`] describes cases and how to take one sample of each. The [`runner`] takes the samples
+//! in interleaved rounds, so that other activity of the machine affects all cases equally. It makes
+//! a [`Report`]: rows of samples with median and spread, the environment, and published results of
+//! the experiment. Published and measured numbers are shown side by side and never mixed.
 //!
 //! [`generator`] makes the load of most plans, and can be used alone.
 //!
 //! A report prints as tables, as JSON, and as one HTML file with its plots in it.
 //!
 //! - `plan`, `plans`: the interface of an experiment, and the experiments; [`runs`]: plans on
-//!   sockets, from files; [`files`]: what their servers serve.
-//! - [`runner`]: takes the samples; `report`: the findings; `published`: those of others.
+//!   sockets, from files; [`files`]: the files that their servers serve.
+//! - [`runner`]: takes the samples; `report`: our results; `published`: results of others.
 //! - `table`, `html`: a report as text, and as one file.
-//! - `command`, `error`: the lab's subcommands, and how they refuse.
+//! - `command`, `error`: the lab's subcommands, and their failures.
 
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 

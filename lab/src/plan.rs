@@ -5,13 +5,13 @@ use toehold_measure::plot::Axis;
 use crate::published::Published;
 use crate::report::{Claim, Report};
 
-/// An experiment. It takes one sample when asked; how often, in which order, and what becomes of it
-/// is the runner's business.
+/// An experiment, which takes one sample when asked. The runner decides how often and in which
+/// order, and stores the samples.
 pub trait Plan {
     /// The name by which the user starts the experiment.
     fn name(&self) -> &'static str;
 
-    /// One sentence: what it answers.
+    /// The question of the experiment, in one sentence.
     fn about(&self) -> &'static str;
 
     /// The experiment it repeats, as the published data names it.
@@ -30,7 +30,7 @@ pub trait Plan {
     /// How to draw the rows.
     fn figures(&self) -> Vec<Figure>;
 
-    /// Notes for the reader: what is missing here and why.
+    /// Notes for the reader, for example about missing measurements and the reasons.
     fn notes(&self) -> Vec<String>;
 
     /// Our own finding beside a published result, in a few words.
@@ -46,7 +46,7 @@ pub trait Plan {
     }
 }
 
-/// One thing to measure: a point of a series, in a group of series that belong together.
+/// One case to measure: a point of a series, in a group of related series.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Case {
     /// Which part of the experiment.

@@ -19,7 +19,7 @@ pub struct Published {
     /// The measured quantity.
     #[serde(default)]
     pub metric: String,
-    /// In what.
+    /// The unit.
     #[serde(default)]
     pub unit: String,
     /// A number, a list, or a short text.
@@ -35,7 +35,7 @@ pub struct Published {
     pub here: Option<String>,
 }
 
-/// A published value, as precise as it was published.
+/// A published value with its published precision.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
 #[serde(untagged)]
 pub enum Value {
@@ -91,7 +91,7 @@ pub(crate) fn published_with(id: &str) -> Option<Published> {
 pub(crate) struct Source {
     /// Its name in the data file.
     pub(crate) id: String,
-    /// As it was published.
+    /// The title as published.
     pub(crate) title: String,
     /// Their family names, or who publishes it.
     pub(crate) authors: String,
@@ -129,7 +129,7 @@ pub(crate) fn sources() -> Vec<Source> {
     file().sources
 }
 
-/// Where an experiment is that has no plan here, or what it lacks.
+/// For experiments without a plan here: where they are, or the reason why they are missing.
 pub fn elsewhere() -> Vec<(String, String)> {
     let file: std::collections::BTreeMap<String, String> =
         toml::from_str(ELSEWHERE).expect("the file is read by a test");

@@ -6,7 +6,7 @@ use toehold_measure::stats::Samples;
 
 use crate::published::Published;
 
-/// An experiment's result. It is the JSON form as it stands.
+/// An experiment's result, and its JSON form.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The plan's name.

@@ -1,5 +1,5 @@
-//! Takes a plan's samples: every case once a round, in another order each round. After each round
-//! they can be kept in a file, from which a run that was cut short goes on.
+//! Takes a plan's samples: every case once per round, in a new order each round. After each round
+//! the samples can be stored in a file, from which an interrupted run continues.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -47,8 +47,8 @@ impl Options {
     }
 }
 
-/// Runs a plan; goes on from the file `kept`, if it is there and of such a run. `progress` is told
-/// after every round.
+/// Runs a plan. Continues from the file `kept`, if it exists and belongs to an equal run.
+/// `progress` is called after every round.
 ///
 /// # Errors
 ///
@@ -119,7 +119,7 @@ fn report(plan: &dyn Plan, cases: &[Case], state: Progress) -> Report {
     report
 }
 
-/// A run as far as it is. It is the form of the kept file, too.
+/// An unfinished or finished run, and the form of its file.
 #[derive(Serialize, Deserialize)]
 struct Progress {
     schema: String,

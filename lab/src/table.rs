@@ -7,7 +7,7 @@ use toehold_measure::text::number;
 use crate::plan::Figure;
 use crate::report::{Report, Row};
 
-/// Every figure as a table, with a column for each series, then what was published, then the notes.
+/// Every figure as a table with a column for each series, then published numbers, then the notes.
 pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
     let mut text = format!(
         "{}: {}\n{}\n",

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use super::event_loop::{self, EVENTS};
 use super::socket::check;
 
-/// An epoll instance whose waits a timer ends. A loop that asked again and again until the moment
-/// would keep a processor from the programs that it measures.
+/// An epoll instance whose waits are ended by a timer. A busy loop until the deadline would use a
+/// processor that the measured programs need.
 pub(super) struct Alarm {
     epoll: OwnedFd,
     timer: OwnedFd,
@@ -23,7 +23,7 @@ impl Alarm {
         check(fd)?;
         // SAFETY: the call returned a new descriptor that nothing else owns.
         let timer = unsafe { OwnedFd::from_raw_fd(fd) };
-        // An edge is told once, so nobody has to read the timer.
+        // Edge-triggered: the event is reported once, so the timer need not be read.
         let mut event = libc::epoll_event {
             events: (libc::EPOLLIN | libc::EPOLLET) as u32,
             u64: RINGS,

@@ -17,7 +17,8 @@ use super::{Load, Outcome, Pattern, session, wire};
 ///
 /// # Errors
 ///
-/// A sentence: the pattern has no limit of this kind, there is no memory, or nothing was measured.
+/// A sentence: the pattern is not available between threads, there is no memory, or no operation
+/// was measured.
 pub fn run(load: &Load) -> Result<Outcome, String> {
     load.check()?;
     // Two threads on one core would measure the scheduler.
@@ -44,7 +45,7 @@ struct Shared {
     is_over: AtomicBool,
 }
 
-/// A position with a cache line pair of its own.
+/// A position on its own pair of cache lines.
 #[repr(align(128))]
 struct Position(AtomicU64);
 
@@ -62,7 +63,7 @@ impl Shared {
         }
     }
 
-    /// Waits until the position is past `old`; `None` when it is all over.
+    /// Waits until the position is past `old`; `None` when the run is over.
     fn await_beyond(&self, position: &Position, old: u64) -> Option<u64> {
         let mut turns = 0u32;
         loop {
@@ -214,5 +215,5 @@ fn stream(load: &Load, other: usize) -> io::Result<Totals> {
 const TURNS_BEFORE_YIELD: u32 = 4096;
 const CLOCK_EVERY: u64 = 64;
 
-/// As large as the rings of the direct path.
+/// The size of the direct path's rings.
 const RING_BYTES: usize = 4 << 20;

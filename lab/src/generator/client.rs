@@ -1,4 +1,4 @@
-//! The client: runs a load against a server and says what it measured.
+//! The client: runs a load against a server and reports its measurements.
 
 use std::io;
 use std::sync::Barrier;
@@ -78,7 +78,7 @@ fn stream(address: &Address, load: &Load) -> io::Result<Totals> {
         barrier.wait();
         let mut span = Span::after(load.warmup);
         let begin = Instant::now();
-        // Relaxed: a count stands for itself.
+        // Relaxed: the counter publishes no other data.
         let before: u64 = counted
             .iter()
             .map(|count| count.load(Ordering::Relaxed))
@@ -126,7 +126,7 @@ fn one_stream(
     Ok(sent)
 }
 
-/// Thousands of connections need thousands of descriptors. Returns how many there may be.
+/// Raises the limit of descriptors for thousands of connections. Returns the new limit.
 pub(crate) fn raise_descriptor_limit() -> usize {
     // SAFETY: zeros are a valid rlimit; the calls are given a complete one.
     unsafe {
@@ -140,5 +140,5 @@ pub(crate) fn raise_descriptor_limit() -> usize {
     }
 }
 
-/// Descriptors of a client or a server besides its connections: its own, and those of the library.
+/// Descriptors of a client or a server that are not connections: its own and those of the library.
 pub(crate) const DESCRIPTORS_SPARE: usize = 64;

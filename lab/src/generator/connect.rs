@@ -1,4 +1,4 @@
-//! Connections that are opened, carry a byte each way or none at all, and end.
+//! Connections that are opened, carry one byte in each direction or none, and are closed.
 
 use std::io;
 use std::thread;
@@ -71,7 +71,7 @@ fn with_a_byte(address: &Address, header: &Header) -> io::Result<()> {
     Ok(())
 }
 
-/// The client asks for nothing and waits for nothing: the server accepts what it finds.
+/// The client sends no request and does not wait: the server accepts the connections later.
 fn empty(address: &Address) -> io::Result<()> {
     Stream::connect(address).map(drop)
 }

@@ -91,7 +91,7 @@ impl EventLoop {
 }
 
 impl Connection {
-    /// Reads what is there and answers it; false at the end of the stream.
+    /// Reads the available bytes and answers; false at the end of the stream.
     fn serve(&mut self, scratch: &mut [u8], response: &[u8]) -> io::Result<bool> {
         let count = match self.stream.read(scratch) {
             Ok(0) => return Ok(false),
@@ -118,14 +118,14 @@ impl Connection {
         Ok(true)
     }
 
-    /// Asks for room only while there is something to send.
+    /// Waits for room in the socket only while there are bytes to send.
     fn watch(&mut self, epoll: RawFd) -> io::Result<()> {
         let waits = self.owed > 0;
         if waits == self.waits_for_room {
             return Ok(());
         }
         self.waits_for_room = waits;
-        // A client that does not read is not read from either.
+        // While a client does not read, we do not read from it either.
         let events = if waits { libc::EPOLLOUT } else { libc::EPOLLIN };
         control(epoll, libc::EPOLL_CTL_MOD, self.stream.fd(), events)
     }
@@ -163,7 +163,7 @@ pub(super) fn control(
     check(unsafe { libc::epoll_ctl(epoll, operation, fd, &mut event) })
 }
 
-/// How many events there are; waits for them at most so many milliseconds.
+/// The number of events; waits at most `timeout` milliseconds for them.
 pub(super) fn wait(
     epoll: RawFd,
     events: &mut [libc::epoll_event],

@@ -1,8 +1,9 @@
-//! Where a client waits for whoever started it: before its warm-up, so that several clients begin
-//! at once, and before it closes its connections, so that their memory can be counted meanwhile.
+//! A gate at which a client waits for the process that started it. It waits before its warm-up, so
+//! that several clients begin at the same time. It waits again before it closes its connections, so
+//! that their memory can be measured.
 //!
-//! The gate is a Unix socket of the starter's. A client that has come so far connects there; its
-//! connection ends when it may go on.
+//! The gate is a Unix socket of the starter. A client connects to it, and continues when the
+//! starter closes the connection.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;

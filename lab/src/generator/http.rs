@@ -1,11 +1,12 @@
 //! A client of web servers: requests on kept connections, by one thread, in a closed or an open
 //! loop.
 //!
-//! First every path is fetched once. These responses make the digest of the outcome, by which runs
-//! on different paths are compared, and every later response has to be equal to them, byte by byte.
+//! First every path is fetched once. These responses make the digest of the outcome, with which
+//! runs on different paths are compared. Every later response must be equal to them, byte by byte.
 //!
-//! A server may close a kept connection at any time. A request that finds it closed, without a byte
-//! of a response, is sent again on a new connection (RFC 9112, 9.3.1), and its latency goes on.
+//! A server may close a kept connection at any time. If a request finds its connection closed,
+//! without a byte of a response, it is sent again on a new connection (RFC 9112, 9.3.1), and its
+//! latency is measured from the first attempt.
 //!
 //! Supported: `GET` of HTTP/1.1, responses with status 200 and a length. Not supported: chunked
 //! responses, pipelining, TLS.
@@ -30,8 +31,8 @@ use super::{Load, Outcome};
 pub struct Requests {
     /// Paths, the most popular one first.
     pub paths: Vec<String>,
-    /// The exponent of Zipf's law, by which path `n` is asked for in proportion to `1 / n^alpha`;
-    /// zero asks for all alike.
+    /// The exponent of Zipf's law: path `n` is requested in proportion to `1 / n^alpha`. With zero
+    /// all paths are requested equally often.
     pub alpha: f64,
     /// The part of the requests that each path has, in place of Zipf's law; empty without one.
     pub weights: Vec<f64>,
@@ -205,7 +206,7 @@ impl Head {
     }
 }
 
-/// Which path is asked for next.
+/// Chooses the path of the next request.
 struct Choice {
     /// The sums of the weights up to each path.
     sums: Vec<f64>,
@@ -249,10 +250,10 @@ impl Choice {
 
 struct Connection {
     stream: Stream,
-    /// The request on its way: its path, and when it was due.
+    /// The request in flight: its path, and when it was due.
     now: Option<(usize, Instant)>,
     unsent: usize,
-    /// The head as far as it is there.
+    /// The part of the response head that has arrived.
     head: Vec<u8>,
     /// Of the body: bytes that were seen, once the head is complete.
     body: Option<usize>,

@@ -1,4 +1,4 @@
-//! A histogram of latencies, kept whole.
+//! A histogram of latencies.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ impl Latencies {
         self.0.add(&others.0).expect("of the same bounds");
     }
 
-    /// Takes back what [`Latencies::finish`] gave.
+    /// Adds the latencies that [`Latencies::finish`] returned.
     pub(super) fn join_finished(&mut self, latency: &Latency) {
         for (nanos, count) in &latency.histogram {
             self.0.saturating_record_n(*nanos, *count);

@@ -1,9 +1,9 @@
 //! The lab's load generator: `toehold lab server` and `toehold lab client`, on plain sockets.
 //!
-//! A connection begins with a header of 32 bytes ([`wire`]) that says what the server shall do with
-//! it, so a server needs no settings and serves any number of clients. The client's measurements
-//! are an [`Outcome`]. Patterns of these kinds between two bare threads, without sockets, are in
-//! [`bare`]: the limit of this machine. [`one_copy`] hands messages over between two processes.
+//! A connection begins with a header of 32 bytes ([`wire`]) that tells the server what to do, so a
+//! server needs no settings and serves any number of clients. The client's measurements are an
+//! [`Outcome`]. [`bare`] has similar patterns between two bare threads, without sockets: the limit
+//! of this machine. [`one_copy`] passes messages between two processes.
 
 mod alarm;
 pub mod bare;
@@ -46,7 +46,7 @@ pub enum Pattern {
     ToServer,
     /// Streams from the server to the client: fan-out.
     ToClient,
-    /// As many streams in each direction.
+    /// `streams` streams in each direction.
     Both,
     /// Requests and responses on many connections, by one thread of the client; open loop when a
     /// rate is given, else closed.
@@ -56,8 +56,8 @@ pub enum Pattern {
     /// A connection without a byte, which the client opens and closes; one after the other in each
     /// stream.
     Empty,
-    /// So many new clients at once, by one thread: each connects and asks. When all have their
-    /// first answer, all leave, and as many new ones come.
+    /// A crowd of `streams` new clients in one thread: each connects and sends a request. When all
+    /// have their first answer, all close, and a new crowd comes.
     Newcomers,
 }
 
@@ -97,20 +97,20 @@ pub enum Arrivals {
     Poisson,
 }
 
-/// The load that the client shall make.
+/// The load of a client.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Load {
     /// The traffic pattern.
     pub pattern: Pattern,
     /// Bytes of a message, or of a request.
     pub message: usize,
-    /// Bytes of a response; as many as of the message when not given.
+    /// Bytes of a response; by default as many as of the message.
     pub response: Option<usize>,
     /// Connections; in [`Pattern::Both`] in each direction.
     pub streams: usize,
     /// Seconds that are measured.
     pub seconds: f64,
-    /// Seconds before those.
+    /// Seconds of warm-up before the measured seconds.
     pub warmup: f64,
     /// Waits by asking again and again, at both ends; else sleeps in the kernel.
     pub polling: bool,
@@ -159,7 +159,7 @@ impl Default for Load {
 }
 
 impl Load {
-    /// Refuses what cannot be done.
+    /// Refuses an invalid load.
     ///
     /// # Errors
     ///
@@ -239,12 +239,12 @@ pub struct Outcome {
     pub unanswered: u64,
     /// Latencies: of a ping-pong half a round trip, else from the (intended) start to the end.
     pub latency: Option<Latency>,
-    /// Seconds of CPU of all cores while it was measured; none between bare threads.
+    /// CPU seconds of all cores during the measurement; `None` between bare threads.
     pub cpu_all: Option<f64>,
-    /// Of those, in soft interrupts.
+    /// The part of them in soft interrupts.
     pub cpu_softirq: Option<f64>,
-    /// Bytes of the host's memory in use at the end, with every connection open, beyond those in
-    /// use before the first one was opened. Of the pattern requests alone.
+    /// Bytes of the host's memory in use at the end, with all connections open, minus those in use
+    /// before the first was opened. Only for the pattern `requests`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<i64>,
     /// A digest of the responses, where the client knows them: the same bytes have the same digest.
@@ -273,7 +273,7 @@ impl Outcome {
             latencies.join_finished(latency);
         }
         all.latency = latencies.finish();
-        // CPU times are those of the whole host, so the first one's are everybody's.
+        // CPU times are those of the whole host, so the first client's values include the others.
         for one in rest {
             all.operations += one.operations;
             all.bytes += one.bytes;
@@ -288,8 +288,8 @@ impl Outcome {
 pub struct TierCost {
     /// The tier's name.
     pub name: String,
-    /// Cores that it kept busy: an application's from the client's start to its end, others while
-    /// it was measured.
+    /// The average number of busy cores: for an application from the client's start to its end, for
+    /// others during the measurement.
     pub cores: f64,
     /// Its memory at the end of the load, where it was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -299,9 +299,9 @@ pub struct TierCost {
 /// Open connections at the end of a load.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Standing {
-    /// Clients; there are as many servers.
+    /// The number of clients, which is also the number of servers.
     pub clients: usize,
-    /// Connections both of whose ends are in shared memory.
+    /// Connections of which both ends are in shared memory.
     pub direct: usize,
     /// Bytes in the buffers of the kernel's TCP sockets.
     pub socket_buffers: Option<u64>,

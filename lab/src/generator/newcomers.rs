@@ -1,6 +1,6 @@
-//! Many new clients at once, by one thread: each connects and asks, none waits for another. A
-//! latency is the time from a client's `connect` to its first answer. When all have been answered,
-//! all leave. As many new ones come as soon as [`RATE_MAX`] allows.
+//! Crowds of new clients in one thread: each connects and sends a request, without waiting for the
+//! others. A latency is the time from a client's `connect` to its first answer. When all have been
+//! answered, all close. The next crowd comes as soon as [`RATE_MAX`] allows.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -18,11 +18,11 @@ use super::wire::{self, Job};
 struct Newcomer {
     stream: Stream,
     came_at: Instant,
-    /// Bytes of the answer so far.
+    /// Bytes of the answer received so far.
     have: usize,
 }
 
-/// Runs the pattern. Only whole crowds count: those that came after the warm-up.
+/// Runs the pattern. Only complete crowds that came after the warm-up count.
 ///
 /// # Errors
 ///
@@ -69,7 +69,7 @@ fn between(load: &Load) -> Duration {
     session::seconds(load.streams as f64 / RATE_MAX)
 }
 
-/// One crowd: it comes, is answered, and leaves.
+/// One crowd: all clients connect, are answered, and close.
 fn crowd(address: &Address, load: &Load, first_bytes: &[u8]) -> io::Result<Latencies> {
     let epoll = event_loop::epoll()?;
     let mut latencies = Latencies::new();
@@ -106,7 +106,7 @@ fn crowd(address: &Address, load: &Load, first_bytes: &[u8]) -> io::Result<Laten
 }
 
 impl Newcomer {
-    /// Reads what is there; true when the answer has become whole by it.
+    /// Reads the available bytes; true when they complete the answer.
     fn is_answered(&mut self, scratch: &mut [u8]) -> io::Result<bool> {
         match self.stream.read(&mut scratch[self.have..]) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -120,10 +120,10 @@ impl Newcomer {
     }
 }
 
-/// New clients in a second. Each leaves first, so its port is in TIME_WAIT, and Linux uses it again
-/// after a second (`tcp_tw_reuse`). Of the usual range `connect` takes every second port: 14,116.
-/// When all of them are in TIME_WAIT, it looks at each in vain before it takes one of the others:
-/// 0.3 to 0.5 ms for each client.
+/// The most new clients per second. Each client closes first, so its port is in TIME_WAIT, and
+/// Linux uses the port again after a second (`tcp_tw_reuse`). Of the usual range `connect` takes
+/// every second port: 14,116. When all of them are in TIME_WAIT, it tries each in vain before it
+/// takes one of the others: 0.3 to 0.5 ms for each client.
 const RATE_MAX: f64 = 10_000.0;
 const TIMEOUT: Duration = Duration::from_secs(25);
 const WAIT_MILLIS: libc::c_int = 100;

@@ -1,5 +1,5 @@
-//! One-copy hand-over between two processes of our own: the receiver copies straight from the
-//! sender's memory (process_vm_readv), where a ring takes a copy in and a copy out.
+//! One-copy transfer between two processes of ours: the receiver copies directly from the sender's
+//! memory (process_vm_readv), while a ring needs a copy in and a copy out.
 //!
 //! ```text
 //!   sender (child)                      receiver (this process)
@@ -7,13 +7,13 @@
 //!   wait: the message must not change ◄─ taken
 //! ```
 //!
-//! A sender has to leave a message alone until it is taken, as a blocking send over SDP with zero
-//! copy does. So there is one message at a time, and a system call for each. Where the one beats
-//! the other is the threshold of such a path.
+//! A sender must not change a message until it is taken, as with a blocking send over SDP with zero
+//! copy. So there is one message at a time, and a system call for each. The message size from which
+//! one-copy is faster is the threshold for such a path.
 //!
-//! The child is the sender, and the parent pulls: some systems let a process reach only into its
-//! descendants (`kernel.yama.ptrace_scope`). The child uses memory that was there before, atomics
-//! and `_exit`, so that it may be forked from a program with threads.
+//! The child is the sender, and the parent reads its memory: some systems let a process access only
+//! its descendants (`kernel.yama.ptrace_scope`). The child uses only existing memory, atomics and
+//! `_exit`, so that it may be forked from a program with threads.
 
 use std::io;
 use std::ptr;
@@ -31,8 +31,8 @@ use super::{Load, Outcome, Pattern, session, wire};
 ///
 /// # Errors
 ///
-/// A sentence: the pattern has no hand-over of this kind, the system does not allow it, or nothing
-/// was measured.
+/// A sentence: the pattern has no one-copy transfer, the system does not allow it, or nothing was
+/// measured.
 pub fn run(load: &Load) -> Result<Outcome, String> {
     load.check()?;
     if !matches!(load.pattern, Pattern::PingPong | Pattern::ToServer) || load.streams != 1 {
@@ -64,7 +64,7 @@ struct Control {
     is_over: AtomicBool,
 }
 
-/// A position with a cache line pair of its own.
+/// A position on its own pair of cache lines.
 #[repr(align(128))]
 struct Position(AtomicU64);
 
@@ -133,7 +133,7 @@ struct Child {
 }
 
 impl Child {
-    /// Forks a process that does `work` on a core of its own, and ends.
+    /// Forks a process that runs `work` on core `core` and ends.
     fn start(core: usize, work: impl FnOnce()) -> io::Result<Child> {
         let set = cpus::set_of(&[core]);
         // SAFETY: the child calls async-signal-safe functions only, and ends with _exit: `work`
@@ -191,7 +191,7 @@ impl Child {
     }
 }
 
-/// Which way bytes go between the processes.
+/// The direction of bytes between the processes.
 #[derive(Clone, Copy)]
 enum Way {
     Pull,
@@ -208,7 +208,7 @@ impl Drop for Child {
     }
 }
 
-/// One message after the other from the child to this process.
+/// A stream of messages from the child to this process.
 fn stream(load: &Load, core: usize) -> io::Result<Totals> {
     let len = load.message;
     let shared = Shared::new()?;

@@ -1,10 +1,10 @@
-//! A client that asks many servers in turn: it opens a connection to each, reads to the end, and
-//! closes. So a cluster monitor collects the states of its nodes.
+//! A client that polls many servers one after the other: it opens a connection to each, reads to
+//! the end, and closes. A cluster monitor collects the states of its nodes in this way.
 //!
-//! The servers' answers change with time. The digest of the outcome is that of the first answers,
-//! without the values of attributes that are known to change and with their lines sorted: gmond's
-//! hash table gives them another order in each process. Every later answer has to end as the first
-//! one did.
+//! The servers' answers change with time. The digest of the outcome covers the first answers,
+//! without the values of attributes that are known to change, and with sorted lines, because
+//! gmond's hash table orders them differently in each process. Every later answer must end like the
+//! first one.
 
 use std::io;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use super::{Load, Outcome, Pattern};
 pub struct Polling {
     /// The servers, in the order in which they are asked.
     pub servers: Vec<Address>,
-    /// Attributes (`NAME="value"`) whose values change.
+    /// Attributes (`NAME="value"`) with changing values.
     pub changing: Vec<String>,
     /// The time, and the rate of an open loop: rounds of all servers in a second.
     pub load: Load,

@@ -1,9 +1,10 @@
 //! Requests and responses on many connections, by one thread.
 //!
-//! In a closed loop each connection has one request on its way, and the next follows the response:
-//! what waits while the client waits is not measured. In an open loop requests are due at times
-//! that do not depend on responses, and a latency counts from when its request was *due*, so that a
-//! server that stalls is charged for everybody who would have come meanwhile.
+//! In a closed loop each connection has one request in flight, and the next request follows the
+//! response. Requests that a real user would have sent meanwhile are not measured. In an open loop
+//! requests are due at times that do not depend on responses. A latency is measured from the time
+//! at which the request was *due*, so that a server that stalls is charged for all requests that
+//! were due meanwhile.
 
 use std::collections::VecDeque;
 use std::io;
@@ -46,8 +47,8 @@ pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
         if span.is_none() && now >= loop_.begin {
             span = Some(Span::now());
         }
-        // Before the end is looked at: a client that was kept from its processor until then owes
-        // what was due meanwhile.
+        // Before the check for the end: a client that had no processor until then still has to send
+        // the requests that were due.
         if let Some(due) = &mut due {
             while due.next <= now && due.next < loop_.end {
                 let at = loop_.turn % loop_.active;
@@ -165,7 +166,7 @@ impl Due {
 
 struct Connection {
     stream: Stream,
-    /// When the requests on their way were due, oldest first.
+    /// The times at which the requests in flight were due, oldest first.
     due: VecDeque<Instant>,
     /// Bytes of requests that are not sent yet.
     unsent: usize,
@@ -177,7 +178,7 @@ struct Connection {
 struct Loop {
     alarm: Alarm,
     connections: Vec<Connection>,
-    /// So many of them, the first ones, are active after their prior requests.
+    /// The number of connections that stay active after the prior requests: the first ones.
     active: usize,
     /// Connections by descriptor.
     places: Vec<usize>,
@@ -235,9 +236,9 @@ impl Loop {
         })
     }
 
-    /// Each connection makes the load's prior requests; none of them is measured. Between them are
-    /// two pauses, in which channels that the first half has asked for are made and offered. So the
-    /// rest finds them.
+    /// Each connection makes the load's prior requests, which are not measured. There are two
+    /// pauses, in which the adapter makes and offers the channels that the first half has asked
+    /// for. So these channels exist before the second half.
     fn make_prior_requests(&mut self, load: &Load) -> io::Result<()> {
         let give_up = Instant::now() + PRIOR_TIMEOUT;
         let pause = PRIOR_PAUSE * u32::try_from(load.streams).unwrap_or(u32::MAX);
@@ -305,7 +306,7 @@ impl Loop {
     /// Takes responses until `until`, or until there were some.
     fn receive(&mut self, until: Instant, polling: bool) -> io::Result<()> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
-        // Whoever polls asks again and again.
+        // A polling client does not sleep.
         let until = if polling { Instant::now() } else { until };
         for event in self.alarm.wait(&mut events, until)? {
             let at = self.places[event.u64 as usize];
@@ -336,8 +337,8 @@ impl Loop {
             let Some(due) = connection.due.pop_front() else {
                 return Err(io::Error::other("a response without a request"));
             };
-            // A closed loop counts responses, so that those that are on their way when it begins
-            // stand for those that still are when it ends.
+            // A closed loop counts responses, so that requests in flight at the beginning balance
+            // those in flight at the end.
             let counts_from = if self.is_closed { now } else { due };
             if counts_from >= self.begin && counts_from < self.end {
                 self.latencies.add(now.saturating_duration_since(due));
@@ -355,8 +356,8 @@ impl Loop {
 
 /// How long an open loop waits for its last responses.
 const GRACE: Duration = Duration::from_secs(1);
-/// For prior requests: the kernel answers 20,000 in a second and more.
+/// The longest time for prior requests: the kernel answers at least 20,000 per second.
 pub(crate) const PRIOR_TIMEOUT: Duration = Duration::from_secs(240);
-/// For each connection. The adapter makes a channel in a third of it.
+/// The pause for each connection. The adapter makes a channel in a third of this time.
 const PRIOR_PAUSE: Duration = Duration::from_micros(100);
 const SCRATCH_BYTES: usize = 64 << 10;

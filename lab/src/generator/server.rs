@@ -1,4 +1,4 @@
-//! The server: does with each connection what its header says.
+//! The server: serves each connection as its header requests.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -38,11 +38,11 @@ impl Server {
         })
     }
 
-    /// Where it listens; of several addresses the first.
+    /// The address on which it listens; the first one if there are several.
     ///
     /// # Errors
     ///
-    /// When the kernel does not say.
+    /// When the kernel does not report it.
     pub fn address(&self) -> io::Result<Address> {
         self.listeners[0].address()
     }
@@ -75,8 +75,7 @@ impl Server {
         }
     }
 
-    /// Waits for connections as servers do, most of which have a non-blocking listener in an epoll
-    /// instance.
+    /// Waits for connections like most servers, with a non-blocking listener in an epoll instance.
     fn watch(&self) -> io::Result<OwnedFd> {
         let epoll = event_loop::epoll()?;
         for (at, listener) in self.listeners.iter().enumerate() {
@@ -102,8 +101,8 @@ fn is_passing(error: &io::Error) -> bool {
         .is_some_and(|number| numbers.contains(&number))
 }
 
-/// Reads the header and hands the connection to whoever serves it. One that is over at once is
-/// served here: no thread stands between.
+/// Reads the header and passes the connection to the code that serves it. A connection that ends at
+/// once is served here, without another thread.
 fn begin(stream: Stream, event_loop: &Arc<EventLoop>) {
     let Some(header) = header_of(&stream) else {
         return;
@@ -155,7 +154,7 @@ fn serve(stream: &Stream, header: &Header) -> io::Result<()> {
             let end = Instant::now() + Duration::from_millis(u64::from(header.millis));
             streams::source(stream, header, |_| Instant::now() < end)?;
             stream.finish()?;
-            // The client ends first, so that nothing that is on its way is lost with a reset.
+            // The client closes first, so that no data in flight is lost by a reset.
             while stream.read_all(&mut [0; 1])? {}
             Ok(())
         }

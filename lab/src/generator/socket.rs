@@ -1,6 +1,6 @@
 //! Stream sockets of both families behind one type.
 //!
-//! Calls go through libc, as those of the programs that people run: the library hooks them there.
+//! Calls go through libc, as in ordinary programs: the library hooks them there.
 
 use std::io;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -11,7 +11,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Where a server is: `HOST:PORT`, several of them with commas between, or `unix:PATH`.
+/// The address of a server: `HOST:PORT`, several of them with commas between, or `unix:PATH`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Address {
     /// TCP.
@@ -131,7 +131,7 @@ impl Stream {
                 Err(last)
             }
             Address::Ports(all) => {
-                // Relaxed: the count stands for itself.
+                // Relaxed: the counter publishes no other data.
                 let turn = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
                 Stream::connect(&Address::Tcp(all[turn % all.len()].clone()))
             }
@@ -144,7 +144,7 @@ impl Stream {
         Ok(Stream(stream.into()))
     }
 
-    /// How long a blocking read may wait; `None` for ever.
+    /// How long a blocking read may wait; `None` means without limit.
     pub(super) fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         let timeout = timeout.unwrap_or(Duration::ZERO);
         let value = libc::timeval {
@@ -306,7 +306,7 @@ pub(super) fn check(result: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// How many connections have taken one of several ports.
+/// The number of connections so far that had to choose among several ports.
 static NEXT_PORT: AtomicUsize = AtomicUsize::new(0);
 
 /// Connections that may wait for `accept`; the kernel's own limit is `net.core.somaxconn`.

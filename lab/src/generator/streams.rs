@@ -6,7 +6,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use super::socket::{Stream, check};
 use super::wire::{self, ACKNOWLEDGEMENT_BYTES, Acknowledgement, Header};
 
-/// Sends messages while `goes_on` says so, which is told the bytes sent so far. Returns the bytes.
+/// Sends messages while `goes_on`, called with the bytes sent so far, returns true. Returns the
+/// bytes.
 pub(super) fn source(
     stream: &Stream,
     header: &Header,
@@ -37,7 +38,7 @@ pub(super) fn source(
     Ok(sent)
 }
 
-/// Reads to the end; `counts` is told the bytes so far after each read. Returns bytes and sum.
+/// Reads to the end; calls `counts` with the bytes so far after each read. Returns bytes and sum.
 pub(super) fn drain(
     stream: &Stream,
     header: &Header,
@@ -85,7 +86,7 @@ pub(super) fn end(stream: &Stream, header: &Header, sent: u64) -> io::Result<()>
     verify(header, sent, Acknowledgement::decode(&bytes))
 }
 
-/// Compares what arrived with what was sent: whole messages, whose bytes are known.
+/// Compares the received bytes with the sent ones: whole messages with known content.
 pub(super) fn verify(header: &Header, sent: u64, seen: Acknowledgement) -> io::Result<()> {
     if seen.bytes != sent {
         return Err(io::Error::other(format!(

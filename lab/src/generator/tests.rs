@@ -140,7 +140,7 @@ fn an_open_loop_counts_what_was_due() {
         let due = outcome.operations + outcome.unanswered;
         let expected = match arrivals {
             Arrivals::Constant => 399..=401,
-            // The sequence is seeded: the same in every run, within what chance allows.
+            // The sequence is seeded: equal in every run, within statistical bounds.
             Arrivals::Poisson => 320..=480,
         };
         assert!(expected.contains(&due), "{arrivals:?}: {due}");

@@ -27,7 +27,7 @@ pub(super) struct Header {
     pub(super) polling: bool,
     pub(super) touch: bool,
     pub(super) sendfile: bool,
-    /// One of many connections, served by the event loop.
+    /// This is one of many connections that the event loop serves.
     pub(super) shared: bool,
     pub(super) message: usize,
     pub(super) response: usize,
@@ -65,7 +65,7 @@ impl Header {
         out
     }
 
-    /// `None` when it is no header, or asks for too much.
+    /// `None` when the bytes are no valid header, or ask for too much.
     pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
         let number = |at: usize| {
             let word = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];

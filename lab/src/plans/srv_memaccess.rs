@@ -1,9 +1,9 @@
-//! `srv-memaccess`: the memory hierarchy of this machine, as LMBench's `lat_mem_rd` measures it
-//! (McVoy and Staelin, 1996): each load says where the next one is, so that none can begin early.
-//! Table 2 of the paper on servers and protocol offload.
+//! `srv-memaccess`: the memory hierarchy of this machine, measured like LMBench's `lat_mem_rd`
+//! (McVoy and Staelin, 1996): each load returns the address of the next one, so loads cannot
+//! overlap. Table 2 of the paper on servers and protocol offload.
 //!
-//! The chain visits every cache line of a buffer once, in a random order that no prefetcher
-//! guesses. Misses of the TLB are part of the result, as they are of LMBench's.
+//! The chain visits every cache line of a buffer once, in a random order that defeats prefetching.
+//! As in LMBench, TLB misses are part of the result.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -98,7 +98,7 @@ impl Plan for SrvMemaccess {
 #[repr(align(64))]
 struct Link(usize);
 
-/// One cycle through so many lines (Sattolo 1986), each of which names the next.
+/// One cycle through `lines` lines (Sattolo 1986), in which each line points to the next.
 fn chain(lines: usize) -> Vec<Link> {
     let mut next: Vec<usize> = (0..lines).collect();
     let mut random = Rng::new(1);

@@ -1,5 +1,5 @@
 //! Applications of real programs in a plan: tiers of servers, and the client that measures them. A
-//! new one needs no code.
+//! new application needs no code.
 //!
 //! ```toml
 //! [[tier]]
@@ -20,8 +20,8 @@
 //! Words in braces are replaced: settings of the load (`message`, `response`, `streams`, `seconds`,
 //! `whole-seconds`, `warmup`, `rate`), the level of the block's factor (`x`), places (`folder`,
 //! `data`, `toehold`), ports and sockets of tiers (`port:web`, `socket:web`, `ports:web`; a tier's
-//! own are `port` and `socket`), and the port of the last tier (`front`). Doubled braces stand for
-//! themselves.
+//! own are `port` and `socket`), and the port of the last tier (`front`). Doubled braces are
+//! replaced by single ones.
 
 use std::collections::BTreeMap;
 
@@ -84,10 +84,10 @@ pub struct Tier {
 pub struct Client {
     /// Its command.
     pub command: String,
-    /// Its command on arms of AF_UNIX; without one, such arms have no samples.
+    /// Its command on arms of AF_UNIX; without it, such arms have no samples.
     pub unix: Option<String>,
-    /// The tool whose output it prints; our own generator's document unless told. A line that
-    /// begins with `digest ` has a digest of the bytes that the client received.
+    /// The tool whose output format the command prints; by default that of our own generator. A
+    /// line that begins with `digest ` has a digest of the bytes that the client received.
     pub output: Option<String>,
 }
 
@@ -111,7 +111,7 @@ impl<'a> Staged<'a> {
         })
     }
 
-    /// Refuses what cannot be carried out.
+    /// Refuses an application that cannot be run.
     pub(super) fn check(&self) -> Result<(), String> {
         let tiers = self.tiers.iter();
         let needs = tiers.flat_map(|tier| &tier.needs);
@@ -119,7 +119,8 @@ impl<'a> Staged<'a> {
         if let Some(entry) = needs.find(|entry| !entry.contains(':')) {
             return Err(format!("\"{entry}\" is not PROGRAM:PACKAGE"));
         }
-        // Every word in braces has a value: of ports that nobody has yet, too.
+        // Every word in braces must have a value; ports that are not assigned yet get one here,
+        // too.
         let mut words = Words::default();
         for name in LOAD_WORDS {
             words.put(name, "1");

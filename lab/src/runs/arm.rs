@@ -31,12 +31,12 @@ pub struct Arm {
     /// Whether the programs themselves poll.
     #[serde(default)]
     pub polling: bool,
-    /// A size of the sockets' buffers other than the kernel's choice.
+    /// The size of the sockets' buffers, if it is not the kernel's choice.
     pub socket_buffer: Option<usize>,
     /// The link between its client and its server.
     #[serde(default)]
     pub link: Link,
-    /// The link's MTU other than its usual one, in bytes.
+    /// The link's MTU in bytes, if it is not the usual one.
     pub mtu: Option<u32>,
     /// Whether the link cuts large segments for the sender (TSO, GSO). It does unless told.
     pub lso: Option<bool>,
@@ -159,7 +159,7 @@ impl Arm {
 pub enum ArmPath {
     /// Kernel sockets.
     Host,
-    /// Kernel sockets whose bytes programs in the kernel hand over, past TCP.
+    /// Kernel sockets between which programs in the kernel pass bytes without TCP.
     Sockmap,
     /// Shared memory of the direct path.
     Direct,
@@ -212,8 +212,8 @@ pub enum Link {
     Xdp,
 }
 
-/// The settings of the engine that an arm may have. Those of the link are settings of the arm's
-/// own, and a run decides about addresses and rules.
+/// Settings of the engine that an arm may have. The link's settings are separate settings of the
+/// arm, and a run decides about addresses and rules.
 pub const ENGINE_SETTINGS: [&str; 14] = [
     "batch",
     "coalesce",
@@ -231,7 +231,7 @@ pub const ENGINE_SETTINGS: [&str; 14] = [
     "window",
 ];
 
-/// From what IPv4 asks of every link (RFC 791, 3.1) to what a virtual interface takes.
+/// From the minimum of IPv4 (RFC 791, 3.1) to the maximum of a virtual interface.
 const MTUS: std::ops::RangeInclusive<u32> = 576..=65_535;
 
 #[cfg(test)]

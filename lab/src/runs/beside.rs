@@ -1,4 +1,4 @@
-//! Published numbers beside those of a run: in the drawings, and in a table.
+//! Published numbers beside those of a run: in the plots, and in a table.
 
 use std::collections::BTreeSet;
 
@@ -139,7 +139,7 @@ fn place(block: &Block, beside: &Beside) -> f64 {
     beside.x.or(last).unwrap_or_default()
 }
 
-/// The bounds of a published value in a metric's unit; none where it is no number of that kind.
+/// The bounds of a published value in a metric's unit; `None` if it is not such a number.
 fn value_of(result: &Published, metric: Headline) -> Option<(f64, f64)> {
     let factor = match (metric, result.unit.as_str()) {
         (Headline::LatencyP50 | Headline::LatencyP99 | Headline::LatencyP999, "us") => 1.0,

@@ -1,6 +1,6 @@
-//! The pages in a browser: headless Chromium lays them out at the width of a phone and of a desk,
-//! and a script that only this test adds says what it finds. With `TOEHOLD_PAGES` set, the pages
-//! and their screenshots stay in that folder.
+//! Tests the pages in a browser: headless Chromium lays them out at the width of a phone and of a
+//! desktop, and a script that only this test adds reports faults. With `TOEHOLD_PAGES` set, the
+//! pages and their screenshots stay in that folder.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -31,7 +31,7 @@ struct Found {
     figures: usize,
     /// Figures without exactly one sentence.
     silent: Vec<String>,
-    /// Texts whose contrast with the page is below the 4.5 of WCAG 2.1, 1.4.3.
+    /// Texts whose contrast with the page is below 4.5 (WCAG 2.1, 1.4.3).
     faint: Vec<String>,
     /// Everything that the page tried to load.
     requests: Vec<String>,
@@ -70,7 +70,7 @@ fn pages_can_be_read_on_a_phone_and_on_a_desk() {
     }
 }
 
-/// The script has to see what it is for: a page with one fault of each kind.
+/// The script must find the faults of a page that has one fault of each kind.
 #[test]
 #[ignore = "run by `make test-pages`: it needs Chromium"]
 fn the_browser_sees_faults() {
@@ -135,7 +135,7 @@ fn pages() -> Vec<(String, String, Option<String>)> {
     pages
 }
 
-/// Where pages, screenshots and the browser's own files lie.
+/// The folder of pages, screenshots and the browser's own files.
 struct Folder {
     place: PathBuf,
     /// The browser's profile: a new one for each test, since two browsers cannot share one.
@@ -175,7 +175,7 @@ impl Folder {
         serde_json::from_str(&decoded(said)).unwrap_or_else(|error| panic!("{error}: {said}"))
     }
 
-    /// The page as it is printed.
+    /// The page in its printed form.
     fn paper(&self, name: &str) -> Vec<u8> {
         let page = self.place.join(format!("{name}.html"));
         let paper = self.place.join(format!("{name}.pdf"));
@@ -228,7 +228,7 @@ fn decoded(text: &str) -> String {
     String::from_utf8(bytes).expect("UTF-8")
 }
 
-/// Nothing may be loaded, and each attempt is noted.
+/// Forbids loading of anything, and records each attempt.
 const WATCH: &str = "<meta http-equiv=Content-Security-Policy content=\"default-src 'none';\
     style-src 'unsafe-inline';script-src 'unsafe-inline'\"><script>const requests=[];\
     addEventListener('securitypolicyviolation',event=>requests.push(event.blockedURI))</script>";

@@ -1,7 +1,7 @@
 //! Crossings of an operation: from a program into the kernel, from one end to the other by a
-//! doorbell, from one host to the other in a frame; and what it misses in a simulated cache.
+//! doorbell, from one host to the other in a frame; and its misses in a simulated cache.
 //!
-//! Counting costs time, so it is done in samples of its own, whose times are thrown away.
+//! Counting costs time, so it is done in separate samples whose times are not used.
 
 use toehold_measure::page;
 use toehold_measure::text::short;
@@ -28,7 +28,7 @@ pub(super) fn table(record: &Record) -> String {
     )
 }
 
-/// As lines of text.
+/// The crossings as lines of text.
 pub(super) fn text(record: &Record) -> String {
     if record.crossings.is_empty() {
         return String::new();
@@ -66,7 +66,7 @@ fn rows(record: &Record) -> Vec<Vec<String>> {
     .collect()
 }
 
-/// Two digits behind the point: what is below is the programs' beginning and end.
+/// Rounds to two decimals: smaller amounts come from the programs' start and end.
 fn rounded(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }

@@ -35,7 +35,7 @@ use super::tool::Tool;
 use crate::error::LabError;
 use crate::generator::{Load, raise_descriptor_limit};
 
-/// Carries out what is missing of a run. Finished rounds are kept whatever happens.
+/// Runs the missing parts of a run. Finished rounds are kept in any case.
 ///
 /// # Errors
 ///
@@ -115,9 +115,9 @@ struct Scene {
     toehold: PathBuf,
     adapters: Vec<Program>,
     network: Option<Network>,
-    /// Or why there is none; nothing where no arm asks.
+    /// The sockmap or the reason why there is none; `None` if no arm needs it.
     sockmap: Option<Result<Sockmap, String>>,
-    /// Why there is no one-copy hand-over.
+    /// Why one-copy transfer is not available.
     one_copy: Option<String>,
     scratch: Scratch,
     placement: Placement,
@@ -203,7 +203,7 @@ impl Scene {
         arms.chain(points).collect()
     }
 
-    /// Why this machine has no one-copy hand-over; nothing where it has.
+    /// Why one-copy transfer is not available on this machine; `None` if it is.
     fn try_one_copy(&self) -> Option<String> {
         let load = Load {
             seconds: 0.01,
@@ -272,7 +272,7 @@ impl Scene {
                 let (outcome, moved) = thread::scope(|scope| {
                     let watch = || {
                         let mut moved = 0;
-                        // Relaxed: the flag stands for itself.
+                        // Relaxed: the flag publishes no other data.
                         while !done.load(Ordering::Relaxed) {
                             moved = moved.max(scene.connections_moved(arm));
                             thread::sleep(LOOK_INTERVAL);
@@ -301,8 +301,8 @@ impl Scene {
         Ok(stayed.into_iter().collect())
     }
 
-    /// One sample of each arm at each point. Points are shuffled; the arms of a point stand next to
-    /// each other, shuffled too.
+    /// One sample of each arm at each point. Points are shuffled; the arms of a point run one after
+    /// another, shuffled too.
     fn round(&mut self, record: &Record, round: usize) -> Result<Vec<Sample>, LabError> {
         let plan = &record.plan;
         // Resumed rounds have the order that they would have had.
@@ -347,7 +347,7 @@ impl Scene {
         Ok(samples)
     }
 
-    /// Refuses samples whose responses are not those of the base.
+    /// Rejects samples whose responses differ from those of the base.
     fn compare_bytes(record: &Record, samples: &mut [Sample]) {
         let base = &record.plan.arms[0].name;
         let digest = |sample: &Sample| sample.outcome.as_ref()?.digest.clone();
@@ -405,7 +405,7 @@ impl Scene {
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    /// How many calls have sent past TCP so far.
+    /// The number of calls so far that were redirected past TCP.
     fn redirected(&self) -> u64 {
         match &self.sockmap {
             Some(Ok(sockmap)) => sockmap.redirected(),

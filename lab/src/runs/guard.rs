@@ -1,9 +1,10 @@
-//! A process beside a run that ends the run's programs when the run is killed.
+//! A process that ends a run's programs when the run is killed.
 //!
-//! A program that a run starts dies with the run: the kernel kills it. The workers of that program
-//! do not. The guard reads the numbers of the run's programs from a pipe, which ends when the run
-//! ends, however that happens. Then it kills every process in the sessions of these programs, and
-//! every process that has the run's mark in its environment, and removes the run's directory.
+//! If a run is killed, the kernel kills the programs that the run has started, but not the workers
+//! of these programs. The guard reads the process numbers of the run's programs from a pipe, which
+//! closes when the run ends, for any reason. Then it kills every process in the sessions of these
+//! programs, and every process with the run's mark in its environment, and removes the run's
+//! directory.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -54,7 +55,7 @@ impl Guard {
     }
 
     fn tell(&mut self, line: &str) {
-        // A guard that was killed guards nothing; the run does not depend on it.
+        // If the guard was killed, the run continues without it.
         let _ = self
             .pipe
             .as_mut()
@@ -69,7 +70,7 @@ impl Drop for Guard {
     }
 }
 
-/// The guard itself: returns when the run of `owner` has ended and nothing of it is left.
+/// The guard itself: returns when the run of `owner` has ended and all its processes are gone.
 ///
 /// # Errors
 ///

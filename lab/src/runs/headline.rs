@@ -104,5 +104,6 @@ impl Headline {
     }
 }
 
-/// From how many connections on their memory is told: 10 KB of each are a megabyte together.
+/// The number of connections from which their memory is reported: with 10 KB each, this many use a
+/// megabyte.
 const COUNTABLE: usize = 100;

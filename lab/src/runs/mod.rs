@@ -1,4 +1,4 @@
-//! Plans on sockets: files that say what to compare, runs on disk, and what they say.
+//! Plans on sockets: plan files, runs on disk, and their reports.
 
 mod application;
 mod arm;
@@ -57,7 +57,7 @@ pub fn known() -> Vec<PlanFile> {
     plans.map(|plan| plan.expect("tested")).collect()
 }
 
-/// Begins a run: in `out`, or in a folder of its own within the user's state.
+/// Begins a run: in `out`, or in a new folder in the user's state directory.
 ///
 /// # Errors
 ///
@@ -76,7 +76,7 @@ pub fn begin(plan: PlanFile, out: Option<&Path>, form: Form) -> Result<(), LabEr
     finish(fresh(plan), &folder, form)
 }
 
-/// A run of which nothing is done.
+/// A run without samples.
 fn fresh(plan: PlanFile) -> Record {
     let words: Vec<String> = std::env::args().map(|word| shell::quoted(&word)).collect();
     Record {
@@ -94,7 +94,7 @@ fn fresh(plan: PlanFile) -> Record {
     }
 }
 
-/// Goes on with a run where it was cut short.
+/// Continues an interrupted run.
 ///
 /// # Errors
 ///
@@ -124,7 +124,7 @@ fn finish(mut record: Record, folder: &Path, form: Form) -> Result<(), LabError>
     Ok(())
 }
 
-/// Prints the report of a run, and writes its page where asked.
+/// Prints the report of a run, and writes its page if requested.
 ///
 /// # Errors
 ///
@@ -141,7 +141,7 @@ pub fn report(run: &Path, page: Option<&Path>, form: Form) -> Result<(), LabErro
 ///
 /// # Errors
 ///
-/// One sentence: one cannot be read, or they are of different machines and nobody allowed that.
+/// One sentence: a run cannot be read, or they are of different machines and that was not allowed.
 pub fn compare(a: &Path, b: &Path, any_machine: bool, is_json: bool) -> Result<(), LabError> {
     let (a, b) = (Record::load(a)?, Record::load(b)?);
     let (old, new) = (a.environment.fingerprint(), b.environment.fingerprint());

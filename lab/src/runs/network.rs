@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Each set of settings of a plan (kind, MTU and offloads of the link, switches of the engine) is a
-//! link of its own, so that arms can take turns without changing anything. A link of kind veth has
+//! separate link, so that arms can run in turn without changing settings. A link of kind veth has
 //! as many ports as the plan asks for, each a pair of virtual interfaces.
 //!
-//! The namespaces' names tell whose they are. They are removed at the end of the run, and those of
+//! The namespaces' names contain their owner. They are removed at the end of the run, and those of
 //! a killed run by the next run.
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use super::arm::{Arm, ArmPath, Link};
 use super::plan_file::{PORTS_MAX, PlanFile};
 use crate::error::LabError;
 
-/// Link settings: what has to differ for two arms to need two links.
+/// Link settings: two arms need two links if these differ.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Wire {
     link: Link,
@@ -58,7 +58,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Makes what the arms of a plan need; nothing when they all use loopback.
+    /// Creates the networks that the arms of a plan need; `None` when they all use loopback.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl Network {
         let mut words = vec!["netns", "exec", namespace, "ethtool", "-K", device];
         let state = |is_on: bool| if is_on { "on" } else { "off" };
         match wire.link {
-            // The engine says by its own options what a TAP device may cut.
+            // For a TAP device, the engine's own options decide about segmentation.
             Link::Tap => words.extend(["gso", state(wire.lso), "gro", state(wire.lro)]),
             // XDP takes frames as they are, whatever these say.
             Link::Xdp => words.clear(),
@@ -196,7 +196,7 @@ impl Network {
         words
     }
 
-    /// Finishes a link whose adapter answers.
+    /// Finishes a link once its adapter answers.
     ///
     /// # Errors
     ///
@@ -248,7 +248,7 @@ impl Network {
         Some(frames)
     }
 
-    /// The words before those of a program, to run it in the near namespace.
+    /// The command words that run a program in the near namespace.
     pub(super) fn near(&self) -> [String; 4] {
         inside(&self.near)
     }
@@ -282,8 +282,8 @@ impl Drop for Network {
     }
 }
 
-/// Removes the namespaces of runs that were killed: those whose owner, by `lives`, is gone. Their
-/// programs have died with their run.
+/// Removes the namespaces of killed runs: those whose owner is gone according to `lives`. The
+/// programs in them have died with their run.
 pub(super) fn clean_up_after_others(lives: impl Fn(&str) -> bool) {
     let entries = std::fs::read_dir(NAMESPACES).into_iter().flatten();
     for entry in entries.flatten() {
@@ -339,7 +339,7 @@ fn far_address(at: usize, port: usize) -> String {
     format!("10.86.{}.1", at * PORTS_MAX + port)
 }
 
-/// Runs `ip`; what it complained about otherwise, on one line.
+/// Runs `ip`; its error message on one line if it fails.
 fn ip(words: &[&str]) -> Result<(), String> {
     let output = Command::new("ip")
         .args(words)

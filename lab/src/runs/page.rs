@@ -80,7 +80,7 @@ pub(crate) fn html(record: &Record) -> String {
     page::page(&plan.name, &body)
 }
 
-/// The drawing of a metric: over the factor, or one strip for each arm where there is one point.
+/// The plot of a metric: over the factor, or one strip for each arm if there is only one point.
 fn figure(record: &Record, at: usize, block: &Block, metric: Headline) -> String {
     let points = block.points();
     let drawing = if points.len() > 1 {

@@ -79,13 +79,13 @@ pub fn describe_series(series: Series, adjust: impl Fn(PlanFile) -> PlanFile) ->
     text
 }
 
-/// Runs every plan of a series, each into a folder of its own below `out`, and writes an index.
-/// Plans that are finished there are left alone, and unfinished ones are resumed, so that the
-/// command can be repeated. A plan that cannot be run does not keep the others from it.
+/// Runs every plan of a series, each into its own folder below `out`, and writes an index. Finished
+/// plans are skipped and unfinished ones resumed, so that the command can be repeated. If a plan
+/// cannot be run, the others still are.
 ///
 /// # Errors
 ///
-/// One sentence: what could not be run, or that the run was interrupted.
+/// One sentence: the plans that could not be run, or that the run was interrupted.
 pub fn run_series(
     series: Series,
     out: Option<&Path>,

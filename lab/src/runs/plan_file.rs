@@ -1,5 +1,4 @@
-//! A plan as people write it: a TOML file of [arms](super::arm) and blocks. New experiments on
-//! sockets need no code.
+//! A plan in a TOML file of [arms](super::arm) and blocks. New experiments on sockets need no code.
 //!
 //! ```toml
 //! name = "my-latency"
@@ -40,7 +39,7 @@ use crate::published::published_with;
 pub struct PlanFile {
     /// The name by which the user starts the plan.
     pub name: String,
-    /// One sentence: what it answers.
+    /// The question of the experiment, in one sentence.
     pub about: String,
     /// The series that it is a part of.
     #[serde(default)]
@@ -51,7 +50,7 @@ pub struct PlanFile {
     /// Rounds that are measured.
     #[serde(default = "rounds")]
     pub rounds: usize,
-    /// Rounds before those, thrown away.
+    /// Warm-up rounds, which are discarded.
     #[serde(default = "warmup_rounds")]
     pub warmup_rounds: usize,
     /// Measured seconds of a sample.
@@ -79,7 +78,7 @@ pub struct PlanFile {
     /// the adapter's own number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_connections: Option<usize>,
-    /// Sentences that stand in the report: what is missing here, and why.
+    /// Sentences for the report, for example about missing measurements and the reasons.
     #[serde(default)]
     pub notes: Vec<String>,
 }
@@ -117,7 +116,7 @@ pub struct Block {
     /// Connections.
     #[serde(default = "streams")]
     pub streams: usize,
-    /// Ports of the link: each carries as many streams as `streams` says.
+    /// Ports of the link; each carries `streams` streams.
     #[serde(default = "ports")]
     pub ports: usize,
     /// Data are written anew and read.
@@ -136,7 +135,7 @@ pub struct Block {
     pub prior: usize,
     /// Connections that make requests after that, at most; the others stay open and idle.
     pub active: Option<usize>,
-    /// The factor that changes; none is one point.
+    /// The factor that changes; without it there is one point.
     pub sweep: Option<Sweep>,
     /// Published numbers that belong to this load.
     #[serde(default)]
@@ -151,7 +150,7 @@ pub struct Beside {
     pub id: String,
     /// The level of the factor that it was measured at; the last one unless told.
     pub x: Option<f64>,
-    /// Our arm that stands for its system.
+    /// Our arm that represents the published system.
     pub arm: String,
     /// Where it is a benefit: the arm that it is a benefit over.
     pub over: Option<String>,
@@ -170,7 +169,7 @@ pub struct Sweep {
     pub factor: Factor,
     /// Its levels.
     pub values: Vec<f64>,
-    /// Its name on the axis, other than the factor's.
+    /// Its label on the axis, if it is not the factor's value.
     pub label: Option<String>,
 }
 

@@ -1,5 +1,5 @@
-//! A run on disk: what was asked for, where, and every sample. Written after each round, so that a
-//! run that was cut short can be resumed.
+//! A run on disk: its plan, its environment, and every sample. Written after each round, so that an
+//! interrupted run can be resumed.
 
 use std::fs;
 use std::io::Write;
@@ -14,7 +14,7 @@ use super::plan_file::PlanFile;
 use crate::error::LabError;
 use crate::generator::Outcome;
 
-/// A run, finished or not. It is the JSON form as it stands.
+/// A run, finished or not, and its JSON form.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     /// Names this form of the document.
@@ -31,7 +31,7 @@ pub struct Record {
     pub rounds_done: usize,
     /// Every sample.
     pub samples: Vec<Sample>,
-    /// Arms whose connections were all seen to stay on the kernel although they should not.
+    /// Arms whose connections all stayed on the kernel, although they should not have.
     pub stayed: Vec<String>,
     /// Part of the measured time that other programs or the hypervisor took, round by round.
     pub steal: Vec<f64>,
@@ -65,7 +65,7 @@ pub struct Sample {
     pub arm: String,
     /// The generator's measurements.
     pub outcome: Option<Outcome>,
-    /// Why there is none.
+    /// The reason if there is no value.
     pub failure: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! A run's private directory, and the removal of what killed runs left.
+//! A run's private directory, and the removal of directories of killed runs.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -10,8 +10,8 @@ use toehold_measure::procfs;
 use super::{network, sockmap};
 use crate::error::LabError;
 
-/// A private directory, removed at the end. Its name tells whose it is, so that a later run can
-/// remove what a killed one left.
+/// A private directory, removed at the end. Its name contains its owner, so that a later run can
+/// remove the directory of a killed run.
 pub(super) struct Scratch {
     directory: TempDir,
     /// This process, as no other was or will be.
@@ -32,7 +32,7 @@ impl Scratch {
         Ok(Scratch { directory, owner })
     }
 
-    /// Lets other users, as whom servers run their workers, reach what is readable below.
+    /// Lets other users, as whom servers run their workers, access readable files below.
     pub(super) fn admit(&self) -> Result<(), String> {
         fs::set_permissions(self.path(), Permissions::from_mode(0o711))
             .map_err(|error| format!("cannot open {}: {error}", self.path().display()))

@@ -1,5 +1,5 @@
-//! Sockmap: kernel sockets whose bytes go from the sender's call into the receiver's queue, past
-//! TCP, by two programs in the kernel.
+//! Sockmap: two programs in the kernel move a sender's bytes directly into the receiver's queue,
+//! without TCP.
 //!
 //! ```text
 //!   connect, accept ── sock_ops, of the run's control group ──► sockets, by addresses and ports
@@ -7,12 +7,13 @@
 //!   send ── sk_msg: the socket of the reversed addresses ──────────┴──► that socket's queue
 //! ```
 //!
-//! The sockets of the programs that are started in the run's control group ([`Sockmap::words`])
-//! take part; nothing else on the machine does. Bytes whose partner is not in the map are refused
-//! (the sender meets EACCES): past TCP and through it, they could change places.
+//! Only sockets of programs that are started in the run's control group ([`Sockmap::words`]) take
+//! part. If the other socket is not in the map, the send is refused (EACCES): bytes that pass TCP
+//! and bytes that go around it could change their order.
 //!
-//! Both programs go with the run: the first is attached by a link of this process, the second to a
-//! map of it. The control group is removed at the end, that of a killed run by the next one.
+//! Both programs disappear with the run: the first is attached by a link of this process, the
+//! second to a map of it. The control group is removed at the end; that of a killed run is removed
+//! by the next run.
 
 use std::fs::{self, File};
 use std::io;
@@ -85,14 +86,14 @@ impl Sockmap {
         })
     }
 
-    /// The words before those of a program, to start it in the control group.
+    /// The command words that start a program in the control group.
     pub(super) fn words(&self) -> [String; 4] {
         let processes = self.group.join("cgroup.procs");
         let enter = "echo $$ >\"$0\" && exec \"$@\"";
         ["sh", "-c", enter, &processes.to_string_lossy()].map(str::to_owned)
     }
 
-    /// How many calls have sent past TCP so far.
+    /// The number of calls so far that were redirected past TCP.
     pub(super) fn redirected(&self) -> u64 {
         self.redirected.sum(&[0; 4]).unwrap_or(0)
     }
@@ -104,7 +105,7 @@ impl Drop for Sockmap {
     }
 }
 
-/// Removes the control groups of runs that were killed: those whose owner, by `lives`, is gone.
+/// Removes the control groups of killed runs: those whose owner is gone according to `lives`.
 pub(super) fn clean_up_after_others(lives: impl Fn(&str) -> bool) {
     let entries = root().map(fs::read_dir).into_iter().flatten().flatten();
     for entry in entries.flatten() {
@@ -128,7 +129,7 @@ fn remove(group: &Path) {
     }
 }
 
-/// Where control groups of the second version are.
+/// The mount point of version 2 control groups.
 fn root() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let mut fields = mounts.lines().map(|line| line.split(' '));
@@ -170,7 +171,7 @@ fn collect(sockets: i32) -> Vec<Instruction> {
     a.finish()
 }
 
-/// sk_msg: gives what is sent to the socket at the other end, and counts.
+/// sk_msg: passes sent bytes to the socket at the other end, and counts.
 fn redirect(sockets: i32, redirected: i32) -> Vec<Instruction> {
     use Register::{R0, R1, R2, R3, R4, R6, R10};
     let mut a = Assembler::new();
@@ -182,7 +183,7 @@ fn redirect(sockets: i32, redirected: i32) -> Vec<Instruction> {
     a.add(R2, i32::from(COUNTER));
     a.call(MAP_LOOKUP);
     a.jump_if_null(R0, end);
-    // A counter of each processor's own: nobody else adds to it.
+    // A counter for each processor, so no other processor adds to it.
     a.load(Size::Double, R1, R0, 0);
     a.add(R1, 1);
     a.store(Size::Double, R0, 0, R1);
@@ -237,7 +238,7 @@ const MSG_REDIRECT_HASH: i32 = 71;
 /// BPF_F_INGRESS.
 const INGRESS: i32 = 1;
 
-/// Both ends of as many connections as the generator opens.
+/// The most entries: both ends of as many connections as the generator opens.
 const SOCKETS_MAX: u32 = 1 << 16;
 const PREFIX: &str = "toehold-lab-";
 const REMOVE_TRIES: u32 = 50;

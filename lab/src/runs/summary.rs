@@ -21,7 +21,7 @@ struct Cell {
     verdict: Verdict,
     /// How far the base differs from itself.
     floor: Option<f64>,
-    /// The median as a part of the limit's, so that 1 is the limit whichever way the metric counts.
+    /// The median relative to the limit's, so that 1 is the limit whether more or less is better.
     of_limit: Option<f64>,
 }
 
@@ -57,7 +57,7 @@ fn cell(record: &Record, block: usize, x: f64, arm: &str, metric: Headline) -> O
     })
 }
 
-/// One sentence for each block: what helped, by how much, how sure.
+/// One sentence for each block: the best arm, the size of the effect, and its certainty.
 pub(crate) fn conclusions(record: &Record) -> Vec<String> {
     let blocks = record.plan.blocks.iter().enumerate();
     blocks
@@ -68,7 +68,7 @@ pub(crate) fn conclusions(record: &Record) -> Vec<String> {
         .collect()
 }
 
-/// How an arm stands against its base over all points of a block.
+/// An arm compared with its base over all points of a block.
 struct Standing<'a> {
     arm: &'a str,
     base: &'a str,
@@ -263,7 +263,7 @@ pub(crate) fn notes(record: &Record) -> Vec<String> {
     notes
 }
 
-/// The points whose connections several clients share.
+/// The points whose connections are shared by several clients.
 fn clients(record: &Record) -> Vec<String> {
     let mut notes: Vec<String> = Vec::new();
     for sample in &record.samples {
@@ -317,7 +317,7 @@ fn thin_tails(record: &Record) -> Vec<String> {
     notes
 }
 
-/// Negative controls, the base against itself among them: what must not differ.
+/// Negative controls, including the base against itself: arms that must not differ.
 fn controls(record: &Record) -> Vec<String> {
     let plan = &record.plan;
     let declared = plan
@@ -490,14 +490,14 @@ pub(super) fn banners(record: &Record) -> Vec<String> {
     stayed.chain(failures.take(1)).collect()
 }
 
-/// How the failure of a sample begins whose responses are not those of the kernel.
+/// The beginning of the failure of a sample whose responses differ from the kernel's.
 pub(super) const OTHER_BYTES: &str = "the client received other bytes than on the kernel";
 
 /// More names than these make a list, and no sentence.
 const NAMES_MAX: usize = 3;
 
-/// A percentile of a sample is believed when so many operations lie beyond it. A stall of two
-/// milliseconds holds up one of 500 requests a second, or ten of 5,000.
+/// A percentile of a sample is credible when this many operations are beyond it. A stall of two
+/// milliseconds delays one of 500 requests per second, or ten of 5,000.
 const TAIL_OPERATIONS: f64 = 20.0;
 
 /// A part of the time beyond which stolen time is worth a sentence.

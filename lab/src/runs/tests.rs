@@ -20,7 +20,7 @@ fn record(latency: impl Fn(&str) -> f64) -> Record {
     made_up(PlanFile::parse(PLAN, "p").expect("valid"), latency)
 }
 
-/// A finished run of six rounds whose latencies are known, in nanoseconds by arm.
+/// A finished run of six rounds with known latencies in nanoseconds, by arm.
 pub(super) fn made_up(mut plan: PlanFile, latency: impl Fn(&str) -> f64) -> Record {
     plan.rounds = 6;
     let mut record = Record {
@@ -40,7 +40,7 @@ pub(super) fn made_up(mut plan: PlanFile, latency: impl Fn(&str) -> f64) -> Reco
         for (at, block) in plan.blocks.iter().enumerate() {
             for x in block.points() {
                 for arm in record.arms() {
-                    // A little apart from round to round, for all arms alike.
+                    // The values differ slightly from round to round, equally for all arms.
                     let nanos = (latency(&arm) * (100.0 + round as f64) / 100.0) as u64;
                     record.samples.push(Sample {
                         round,
@@ -108,8 +108,8 @@ fn every_plan_of_the_lab_can_be_read() {
     assert!(seconds < 300.0, "{seconds}");
     for series in Series::ALL {
         let seconds: f64 = series.plans().iter().map(PlanFile::duration).sum();
-        // The rest of two hours is for experiments within one process (ioat-copy), and for what the
-        // estimate does not know.
+        // The rest of two hours is for experiments within one process (ioat-copy), and for work
+        // that the estimate does not include.
         let rest = match series {
             Series::Paper => 1200.0,
             Series::Applications => 600.0,

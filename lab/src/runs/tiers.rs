@@ -36,7 +36,7 @@ pub(super) fn table(record: &Record) -> String {
     )
 }
 
-/// As lines of text.
+/// The tiers as lines of text.
 pub(super) fn text(record: &Record) -> String {
     let mut out = String::new();
     for (at, block) in record.plan.blocks.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Load generators of others: where an experiment is about one of them, and beside our own.
+//! Load generators of other projects: for experiments about one of them, and beside our own.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use crate::generator::{Latency, Load, Outcome, Pattern, SCHEMA};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tool {
-    /// tbench: what a file server's clients send, without the files.
+    /// tbench: the messages that a file server's clients send, without the files.
     Tbench,
     /// nuttcp: a stream, or several.
     Nuttcp,
@@ -28,7 +28,7 @@ pub enum Tool {
 
 /// A place for a tool's server: ports, and a directory that it may write to.
 pub(super) struct Site<'a> {
-    /// Two free ports; tbench has a port of its own.
+    /// Two free ports; tbench uses its own port.
     pub(super) ports: [u16; 2],
     /// A private directory.
     pub(super) folder: &'a Path,
@@ -51,7 +51,7 @@ impl Tool {
         self.programs()[1].0
     }
 
-    /// Whether it makes such a load.
+    /// Whether the tool supports this load.
     pub(super) fn makes(self, load: &Load) -> bool {
         let is_plain =
             !load.touch && !load.sendfile && !load.polling && load.socket_buffer.is_none();
@@ -263,7 +263,7 @@ fn counted(Reading { metrics, work }: Reading, load: &Load, seconds: f64) -> Opt
     })
 }
 
-/// Settings of a server that answers with as many bytes as a response has, from one process.
+/// Settings of a server in one process that answers with as many bytes as a response has.
 fn nginx(load: &Load, port: &str, folder: &Path) -> String {
     let body = "x".repeat(load.response_bytes());
     let folder = folder.display();
@@ -314,7 +314,7 @@ Throughput 918.041 MB/sec  4 clients  4 procs  max_latency=7.567 ms
         let outcome = outcome.expect("a throughput");
         assert_eq!((outcome.operations, outcome.bytes), (80_000, 2_754_123_000));
         assert_eq!((outcome.kind.as_str(), outcome.seconds), ("tbench", 3.0));
-        // It says so of less than two seconds.
+        // tbench prints this for less than two seconds.
         let none = TBENCH.replace("918.041", "0");
         assert_eq!(Tool::Tbench.outcome(&none, &load, None), None);
     }

@@ -1,14 +1,15 @@
-//! Two applications of filter streams, as Data-Cutter's are: filters in processes of their own, one
-//! behind the other, each on a socket.
+//! Two applications of filter streams, like those of Data-Cutter: a chain of filters, each in a
+//! process of its own, connected by sockets.
 //!
 //! ```text
 //!   microscope:  read ──▶ clip ──▶ zoom ──▶ viewer      a slide of 16 MB, in tiles of 64 KB
 //!   surface:     read ──▶ extract ──▶ shade ──▶ viewer  a volume of 64 MB, in planes of 256 KB
 //! ```
 //!
-//! A filter listens for the one behind it and connects to the one before it. A viewer's [`Query`]
-//! travels up to `read`, which sends the blocks that it covers. Each filter changes the blocks and
-//! passes them on; the end of a query travels behind them. Slide and volume follow from a seed.
+//! A filter listens for the next filter and connects to the previous one. A viewer's [`Query`]
+//! travels up the chain to `read`, which sends the blocks that the query covers. Each filter
+//! changes the blocks and passes them on; the end of a query follows them. A seed determines slide
+//! and volume.
 
 mod image;
 mod viewer;
@@ -23,7 +24,7 @@ use super::socket::{Address, Listener, Stream};
 
 pub use viewer::{View, view};
 
-/// Which application.
+/// The application.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// The Virtual Microscope: parts of a slide, at some magnification.
@@ -54,11 +55,11 @@ struct Query {
     y: u32,
     width: u32,
     height: u32,
-    /// The slide's magnification: so many pixels become one.
+    /// The slide's magnification: `zoom` pixels become one.
     zoom: u32,
 }
 
-/// A block on its way, with its place; or a query, or the end of one.
+/// A message of the chain: a block with its place, a query, or the end of a query.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Block {
     sort: u32,
@@ -131,11 +132,11 @@ fn wrong(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-/// Serves a filter for ever, each connection from behind by a thread.
+/// Serves a filter for ever, with a thread for each connection from the next filter.
 ///
 /// # Errors
 ///
-/// A sentence: the address cannot be had, or the filter needs one before it.
+/// A sentence: the address is not available, or the filter needs a previous one.
 pub fn serve(
     filter: Filter,
     listen: &Address,
@@ -171,13 +172,13 @@ pub fn serve(
     })
 }
 
-/// Where blocks come from.
+/// The source of blocks.
 trait Source: Sync {
     /// The blocks that a query covers, one after the other.
     fn blocks(&self, query: Query, put: &mut dyn FnMut(Block) -> io::Result<()>) -> io::Result<()>;
 }
 
-/// A change of blocks on their way.
+/// A filter's change of blocks.
 trait Change {
     fn change(&mut self, block: Block) -> Vec<Block>;
 

@@ -15,7 +15,7 @@ use super::{Block, END, Kind, QUERY, Query, image, volume, wrong};
 /// The queries of a viewer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct View {
-    /// Of which application.
+    /// The application.
     pub kind: Kind,
     /// The part of the queries that ask for a small region: a user who moves; the others ask for
     /// everything.
@@ -30,8 +30,7 @@ pub struct View {
 ///
 /// # Errors
 ///
-/// A sentence: the load cannot be, a socket failed, a response is not as it has to be, or nothing
-/// was measured.
+/// A sentence: the load is invalid, a socket failed, a response is wrong, or no query was measured.
 pub fn view(filter: &Address, view: &View) -> Result<Outcome, String> {
     let mut load = view.load.clone();
     // A rate belongs to requests; here each is an update.
@@ -142,7 +141,7 @@ fn part(kind: Kind, random: &mut Rng) -> Query {
 
 const PART: u32 = 512;
 const PART_PLANES: usize = 8;
-/// Partial updates whose bytes are in the digest.
+/// How many partial updates the digest includes.
 const PARTS: usize = 4;
 const TIMEOUT: Duration = Duration::from_secs(20);
 

@@ -1,5 +1,5 @@
-//! Iso-surface: a volume in planes, a filter that finds the surface between them, one that shades
-//! it.
+//! Iso-surface: a volume in planes, a filter that finds the surface between them, and a filter that
+//! shades the surface.
 
 use std::io;
 

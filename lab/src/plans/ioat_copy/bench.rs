@@ -12,8 +12,7 @@ use toehold_measure::stats::median;
 use super::engines::Engine;
 use crate::plan::Reading;
 
-/// Memory and engines, opened when they are first needed and kept: a cold start is not what is
-/// measured.
+/// Memory and engines, opened on first use and kept: cold starts are not measured.
 pub(super) struct Bench {
     source: Buffer,
     target: Buffer,
@@ -24,14 +23,14 @@ pub(super) struct Bench {
     nudged: Buffer,
     /// For each length, the work that takes as long.
     turns: Vec<(usize, u64)>,
-    /// Contests held so far.
+    /// Number of contests so far.
     contests: usize,
 }
 
 /// The submitter's behaviour until its copy is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Contest {
-    /// It waits, and says so.
+    /// The caller waits, and announces that.
     Waiting,
     /// It works as long as a cold `memcpy` of the length takes.
     Job,
@@ -131,7 +130,8 @@ impl Bench {
         for turn in 0..2 * samples.len() {
             let at = (turn + self.contests) % samples.len();
             let engine = Engine::IN_CONTESTS[at];
-            // Whoever waits for every copy has no helper awake, unless it asks for one.
+            // A caller that waits for every copy finds the helper asleep, unless it wakes the
+            // helper.
             let is_nudged = contest == Contest::Job || engine == Engine::Worker;
             // A helper that still spins would keep the processor from the next one's.
             std::thread::sleep(ASLEEP_AFTER);
@@ -417,10 +417,9 @@ fn awaken(channel: &mut Channel, operation: &Operation) {
     }
 }
 
-/// Wakes a helper that went to sleep while the memory was prepared, with work that leaves this
-/// processor's cache alone and that is long enough to be worth waking it for. The group `asleep`
-/// shows the cost of waking. Where there is no helper the work would be done here, and would throw
-/// out what was prepared.
+/// Wakes a helper that went to sleep while the memory was prepared, with work that does not touch
+/// this processor's cache and is long enough to wake the helper. The group `asleep` shows the cost
+/// of waking. Without a helper the work would be done here, and would evict the prepared memory.
 fn nudge(channel: &mut Channel, nudged: *mut u8) {
     if channel.helper_cpu_ns() == Some(0) {
         return;
@@ -446,9 +445,9 @@ fn prepare(operation: &Operation, is_hot: bool) {
     }
 }
 
-/// Reads other cold memory, so that every contender finds the way to memory as busy as one whose
-/// helper was just woken by work does. A memory system that was left alone for some microseconds
-/// answers the next few kilobytes a third slower.
+/// Reads other cold memory, so that the memory system is equally busy for every contender: work has
+/// just woken the helper of some. A memory system that was idle for some microseconds answers the
+/// next few kilobytes a third slower.
 fn stir(at: *const u8, len: usize) {
     // SAFETY: within the bench's working set.
     unsafe { evict(at, len) };
@@ -492,7 +491,7 @@ fn read(at: *const u8, len: usize) {
     black_box(sum);
 }
 
-/// Seconds for each of so many calls.
+/// Seconds per call, for `calls` calls.
 fn time(calls: u32, mut call: impl FnMut()) -> f64 {
     let begin = Instant::now();
     for _ in 0..calls {
@@ -505,7 +504,7 @@ fn sample(repeats: usize, mut once: impl FnMut() -> f64) -> f64 {
     median(&(0..repeats).map(|_| once()).collect::<Vec<f64>>())
 }
 
-/// Enough for a median, and less of what takes long.
+/// The number of repetitions: enough for a median, and fewer for long copies.
 fn repeats(len: usize) -> usize {
     (8 * 1024 * 1024 / len).clamp(5, 64)
 }
@@ -524,7 +523,7 @@ const LEN_MAX: usize = 4 << 20;
 /// Half of a second-level cache, or all of a smaller one.
 const WORKING_SET_BYTES: usize = 1 << 20;
 
-/// At least what any calibration asks for before it wakes a helper.
+/// At least the length from which any calibration wakes a helper.
 const NUDGE_BYTES: usize = 1 << 20;
 
 /// A helper copies this many bytes in less time than it takes to fall asleep.

@@ -1,4 +1,4 @@
-//! This host's results, to stand beside the paper's.
+//! This host's results beside the paper's.
 
 use toehold_measure::text::number;
 
@@ -35,7 +35,7 @@ pub(super) fn of(published: &Published, report: &Report) -> Option<String> {
     }
 }
 
-/// From where on the worker alone is faster than a cold `memcpy`.
+/// The length from which the worker alone is faster than a cold `memcpy`.
 fn crossover(report: &Report) -> Option<String> {
     let mut lens = lens(report);
     lens.reverse();
@@ -56,8 +56,8 @@ fn crossover(report: &Report) -> Option<String> {
     })
 }
 
-/// Least and greatest ratio of two series over all lengths; a unit of the first is so many of the
-/// second's.
+/// The least and greatest ratio of two series over all lengths, after conversion of the first
+/// series' unit to the second's.
 fn span(
     report: &Report,
     (above, above_metric): (&str, &str),
@@ -87,5 +87,5 @@ fn lens(report: &Report) -> Vec<f64> {
     lens
 }
 
-/// Where the paper gives its overlap.
+/// The length for which the paper gives its overlap.
 const LEN: f64 = 65536.0;

@@ -5,7 +5,7 @@ use toehold_measure::text::number;
 
 use crate::report::{Claim, ClaimStatus, Report, Row};
 
-/// Each aim with what was found.
+/// Each aim with the measured result.
 pub(super) fn of(report: &Report) -> Vec<Claim> {
     vec![
         at_most(
@@ -200,7 +200,7 @@ fn at_least(wanted: &str, limit: f64, unit: &str, cells: Vec<Cell>) -> Claim {
     judge(wanted, unit, cells, |value| limit - value)
 }
 
-/// By the worst of the cells, naming every one that misses.
+/// Judges by the worst of the cells, and names every cell that misses the aim.
 fn judge(wanted: &str, unit: &str, cells: Vec<Cell>, excess: impl Fn(f64) -> f64) -> Claim {
     let worst = cells
         .iter()

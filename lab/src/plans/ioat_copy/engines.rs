@@ -20,13 +20,13 @@ pub(super) enum Engine {
 }
 
 impl Engine {
-    /// Those that are done when the call returns.
+    /// Engines that are done when the call returns.
     pub(super) const SYNCHRONOUS: [Engine; 2] = [Engine::Cpu, Engine::CpuNt];
 
-    /// Those that copy while the caller goes on.
+    /// Engines that copy while the caller continues.
     const ASYNCHRONOUS: [Engine; 4] = [Engine::Worker, Engine::Auto, Engine::Dmadev, Engine::Dsa];
 
-    /// Those that the automatic choice is compared with, and itself.
+    /// The automatic choice, and the engines with which it is compared.
     pub(super) const IN_CONTESTS: [Engine; 4] =
         [Engine::Cpu, Engine::CpuNt, Engine::Worker, Engine::Auto];
 
@@ -66,7 +66,7 @@ impl Engine {
     }
 }
 
-/// One sentence for each engine that cannot be had here.
+/// One sentence for each engine that is not available here.
 pub(super) fn missing() -> Vec<String> {
     let mut notes: Vec<String> = Engine::ASYNCHRONOUS
         .into_iter()

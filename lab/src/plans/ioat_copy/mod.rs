@@ -1,5 +1,4 @@
-//! `ioat-copy`: Figure 6 of the I/OAT paper on this machine, and what a copy does to everything
-//! around it.
+//! `ioat-copy`: Figure 6 of the I/OAT paper on this machine, and side effects of copies.
 //!
 //! | group | question |
 //! |---|---|

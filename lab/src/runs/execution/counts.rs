@@ -14,14 +14,14 @@ use crate::runs::arm::{Arm, ArmPath};
 use crate::runs::record::{Crossing, Record};
 use crate::runs::{crossings, network};
 
-/// Of a sample that counts crossings.
+/// The duration of a sample that counts crossings.
 const COUNTED_SECONDS: f64 = 0.5;
 
 /// Counts that a sample takes besides its work.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub(super) struct Counting {
     pub(super) tracepoint: Option<Tracepoint>,
-    /// The client runs in valgrind's simulation of caches, whose summary goes there.
+    /// The client runs in valgrind's cache simulation, which writes its summary to this file.
     pub(super) simulation: Option<PathBuf>,
 }
 
@@ -62,7 +62,7 @@ impl Scene {
         let (outcome, doorbells) = thread::scope(|scope| {
             let watcher = scope.spawn(|| {
                 let mut seen = None;
-                // Relaxed: the flag stands for itself.
+                // Relaxed: the flag publishes no other data.
                 while !done.load(Ordering::Relaxed) {
                     seen = self.doorbells(arm).or(seen);
                     thread::sleep(LOOK_INTERVAL);
@@ -90,7 +90,7 @@ impl Scene {
         })
     }
 
-    /// Misses of the client for each operation: what a longer run has more than a shorter one.
+    /// The client's cache misses per operation: the difference between a longer and a shorter run.
     fn misses(&mut self, job: &Job<'_>) -> Option<(f64, f64)> {
         if !network::is_installed("valgrind") {
             return None;
@@ -112,7 +112,7 @@ impl Scene {
         (operations > 0.0).then(|| (each(more.0, less.0), each(more.1, less.1)))
     }
 
-    /// Doorbells that an arm's connections have rung so far, and the bytes that they have moved by
+    /// The doorbells that an arm's connections have rung so far, and the bytes that moved through
     /// rings meanwhile.
     fn doorbells(&self, arm: &Arm) -> Option<(u64, u64)> {
         let connections = self.connections(arm);

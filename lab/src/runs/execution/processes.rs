@@ -1,12 +1,12 @@
-//! A sample of many connections that tells what each process costs.
+//! A sample of many connections that measures the memory of each process.
 //!
-//! The clients wait at a gate twice. At the first time all connections are open and have been used:
-//! the load begins on all clients at once. At the second time it is over and all connections are
-//! still open: their memory is counted, and the adapter is asked how many are in shared memory.
-//! Both take a while, and nothing is measured then.
+//! The clients wait at a gate twice. The first time all connections are open and have been used:
+//! then the load begins on all clients at once. The second time the load is over and all
+//! connections are still open: their memory is measured, and the adapter is asked how many are in
+//! shared memory. Both take a while, in which no operation is measured.
 //!
-//! A process has a limit of descriptors. A load beyond it is shared by several clients, each with a
-//! server of its own.
+//! A process has a limit of descriptors. A load above this limit is shared by several clients, each
+//! with its own server.
 
 use std::fs;
 use std::io;
@@ -35,7 +35,7 @@ struct Cast<'a> {
 }
 
 impl Cast<'_> {
-    /// The processes of each role that there is, with its name.
+    /// The existing processes of each role, and the role's name.
     fn families(&self) -> Vec<(&'static str, Vec<Process>)> {
         let all = procfs::processes();
         let of = |programs: &[Program]| {
@@ -161,7 +161,7 @@ impl Scene {
         Ok(outcome)
     }
 
-    /// Starts a server for a client with such a load, and waits until it listens. Returns its
+    /// Starts a server for a client with this load, and waits until it listens. Returns its
     /// addresses.
     fn start_server(
         &self,
@@ -196,7 +196,7 @@ fn clients_of(load: &Load, limit: usize) -> usize {
     load.streams.div_ceil(each)
 }
 
-/// The load of each of so many clients.
+/// Divides the load among `clients` clients.
 fn shares(load: &Load, clients: usize) -> Vec<Load> {
     let share = |all: usize, at: usize| all / clients + usize::from(at < all % clients);
     let each = (0..clients).map(|at| Load {
@@ -208,7 +208,7 @@ fn shares(load: &Load, clients: usize) -> Vec<Load> {
     each.collect()
 }
 
-/// Ports that nobody listens on now.
+/// Ports on which no program listens now.
 fn free_ports(count: usize) -> io::Result<Vec<u16>> {
     // All are held until each is another one.
     let held = (0..count).map(|_| TcpListener::bind("127.0.0.1:0"));
@@ -253,8 +253,9 @@ fn wait_at(
 
 /// Most clients of a sample.
 const CLIENTS_MAX: usize = 4;
-/// Connections to each port of a server. `connect` takes every second source port of the usual
-/// range, 14,116 for each address and port, and then searches long for one of the others.
+/// The most connections to each port of a server. `connect` takes every second source port of the
+/// usual range, 14,116 for each address and port, and then needs a long search for one of the
+/// others.
 const PER_PORT: usize = 10_000;
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 

@@ -1,4 +1,4 @@
-//! One sample: a server and a client, as an arm and a load have them.
+//! One sample: a server and a client with the settings of an arm and a load.
 
 use std::fs;
 use std::thread;
@@ -17,7 +17,7 @@ use crate::runs::tool::{Site, Tool};
 
 pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Of servers in a namespace of their own.
+/// The port of servers in a namespace of their own.
 const SERVER_PORT: u16 = 5400;
 const SIMULATION: [&str; 4] = [
     "valgrind",
@@ -114,7 +114,7 @@ impl Scene {
         Ok(outcome)
     }
 
-    /// The words before those of a program, so that it runs on a path as an arm says.
+    /// The command words that run a program on a path with an arm's settings.
     pub(super) fn under(&self, arm: &Arm, path: ArmPath, engine: Option<usize>) -> Vec<String> {
         let path = match path {
             ArmPath::Direct => "direct",
@@ -210,9 +210,9 @@ impl Scene {
         }
     }
 
-    /// Connections have no limit between bare threads; an engine has one port; one-copy hand-over
-    /// has one stream; sockmap and one-copy hand-over may be missing; programs of others make the
-    /// loads that they know, over TCP.
+    /// Whether the combination is possible. Between bare threads connections have no limit; an
+    /// engine has one port; one-copy transfer has one stream; sockmap and one-copy transfer may be
+    /// unavailable; other projects' tools support only some loads, over TCP.
     pub(super) fn is_possible(&self, job: &Job<'_>) -> bool {
         let Job {
             arm, load, tool, ..
@@ -251,7 +251,7 @@ pub(super) fn server_path(arm: &Arm) -> ArmPath {
     arm.server_path.unwrap_or(usual)
 }
 
-/// One sample: of which arm, under which load.
+/// One sample: its arm and its load.
 #[derive(Clone)]
 pub(super) struct Job<'a> {
     pub(super) arm: &'a Arm,
@@ -278,16 +278,16 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Where a server listens.
+/// The address of a server.
 pub(super) struct Place {
     pub(super) listen: String,
     /// The address under which its clients connect.
     pub(super) connect: String,
-    /// How to tell that it does; it says so itself where that is none.
+    /// How readiness is detected; `None` if the server reports it itself.
     pub(super) ready: Option<Ready>,
 }
 
-/// A port that nobody listens on now.
+/// A port on which no program listens now.
 pub(super) fn free_port() -> Result<u16, String> {
     std::net::TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())

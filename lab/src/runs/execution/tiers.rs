@@ -33,7 +33,7 @@ struct Member<'a> {
 }
 
 impl Scene {
-    /// Makes the data of the applications; those that cannot be are left out.
+    /// Prepares the data of the applications; applications for which this fails are left out.
     pub(super) fn prepare(&mut self, plan: &PlanFile) -> Vec<Missing> {
         let mut missing = Vec::new();
         for staged in plan.staged() {
@@ -234,7 +234,7 @@ impl Scene {
         let mut words = vec![
             "env".to_owned(),
             format!("{MARK}={}", self.scratch.owner),
-            // Debian keeps servers where an ordinary user's PATH does not look.
+            // Debian installs servers in directories that an ordinary user's PATH does not contain.
             format!("PATH={search}:/usr/sbin:/sbin"),
         ];
         if let (ArmPath::Sockmap, Some(Ok(sockmap))) = (path, &self.sockmap) {
@@ -324,7 +324,7 @@ fn write(file: &Path, text: &str) -> Result<(), String> {
     fs::write(file, text).map_err(|error| format!("cannot write {}: {error}", file.display()))
 }
 
-/// Before the digest of what a client received, where a tool of others prints its numbers.
+/// The prefix of the digest of received bytes, in the output of an application's client.
 const DIGEST: &str = "digest ";
 /// The folder of a sample's settings.
 const FOLDER: &str = "application";
