@@ -20,8 +20,8 @@ pub(crate) struct Adapter {
 }
 
 impl Adapter {
-    /// Starts one, and waits until it answers. `command` runs the program `toehold`, perhaps in
-    /// another network, as `user`; what the adapter says goes to `log`.
+    /// Starts an adapter, and waits until it answers. `command` runs the program `toehold` as
+    /// `user`, possibly in another network; the adapter's output goes to `log`.
     pub(crate) fn start(
         command: Command,
         toehold: &Path,
@@ -95,7 +95,8 @@ impl Drop for Adapter {
     }
 }
 
-/// A command for a program, as a user, if there is one. It ends with the thread that starts it.
+/// A command that runs a program, as `user` if given. The program dies with the thread that starts
+/// it.
 pub(crate) fn as_user(user: Option<&str>, program: &Path) -> Command {
     let Some(user) = user else {
         return Command::new(program);

@@ -1,20 +1,20 @@
 //! No import circle between the modules of a crate.
 //!
-//! A module is a file. It imports another when a path in its code, in a `use` or elsewhere, leads
-//! there. Names that a module only hands on from modules inside itself (`pub use`) lead to where
-//! they come from. A module and those inside it may import each other: they are one noun in parts.
-//! Test modules count nowhere. The code is read as rustfmt leaves it.
+//! A module is a file. It imports another module when a path in its code, in a `use` or elsewhere,
+//! leads there. Names that a module only re-exports from modules inside itself (`pub use`) count as
+//! paths to those modules. A module and those inside it may import each other: they are parts of
+//! one unit. Test modules are ignored. The code is expected in rustfmt's format.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::links::files;
 
-/// By module: those that it imports.
+/// For each module, the modules that it imports.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
-/// Looks at every `src` folder below `root`, those of the tests excepted, and prints circles. True
-/// when there are none.
+/// Checks every `src` folder below `root`, except those of the tests, and prints circles. True when
+/// there are none.
 pub(crate) fn check(root: &Path) -> bool {
     let mut packages: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
     for path in files(root, &["rs"]) {
@@ -87,9 +87,9 @@ fn code(text: &str) -> String {
 /// The paths of one module, from the crate's root.
 struct Module {
     paths: Vec<String>,
-    /// Names that it hands on from modules inside itself.
+    /// Names that the module re-exports from modules inside itself.
     hands_on: BTreeMap<String, String>,
-    /// Modules inside itself of which it hands on every name.
+    /// Modules inside itself from which it re-exports every name.
     hands_on_all: Vec<String>,
 }
 
@@ -157,7 +157,7 @@ fn expand(tree: &str) -> Vec<String> {
         .collect()
 }
 
-/// `path`, as module `here` writes it, from the crate's root; `None` for another crate's.
+/// `path`, as written in module `here`, relative to the crate's root; `None` for another crate.
 fn absolute(
     path: &str,
     here: &str,
@@ -207,13 +207,13 @@ fn lead(path: &str, modules: &BTreeMap<&str, Module>, to: &mut BTreeSet<String>)
     }
 }
 
-/// A module is within itself and within those that it is a part of.
+/// True when `part` is the module `whole` or inside it.
 fn is_within(part: &str, whole: &str) -> bool {
     let rest = part.strip_prefix(whole);
     whole.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
-/// Takes away modules that import nothing, or that nobody imports, until there are none.
+/// Removes modules that import no other, and modules that no other imports, until none are left.
 fn in_circles(mut imports: Imports) -> Imports {
     loop {
         let before = imports.len();

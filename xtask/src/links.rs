@@ -9,7 +9,7 @@ const TOP: [&str; 8] = [
     "contrib/", "crates/", "docs/", "fuzz/", "lab/", "scripts/", "tests/", "xtask/",
 ];
 
-/// Looks at all Markdown below `root`, prints dead links and names; true when there are none.
+/// Checks all Markdown below `root`, prints dead links and names; true when there are none.
 pub(crate) fn check(root: &Path) -> bool {
     let (mut links, mut dead) = (0, 0);
     let sources = files(root, &["rs"]);
@@ -62,7 +62,7 @@ pub(crate) fn check(root: &Path) -> bool {
     dead == 0
 }
 
-/// Files with one of these extensions, without built and hidden ones.
+/// Files with one of these extensions, except build results and hidden files.
 pub(crate) fn files(dir: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {

@@ -1,25 +1,25 @@
 //! `cargo xtask`: the work that is more than one cargo command.
 //!
-//! - [`steps`]: runs commands one after the other, counts what they tested, ends with one line.
-//! - [`suite`]: what is run for `check`, `test`, `loom`, `sim`, `interoperability`, `e2e`, `fuzz`.
-//! - [`instructions`]: what calls and segments cost, by callgrind, for `bench`.
-//! - [`circles`]: no two modules of a crate import each other, directly or through others.
-//! - [`links`]: every link inside the documents leads somewhere.
-//! - [`modules`]: lists of modules name each of them.
-//! - [`notices`]: the licences of what is linked.
-//! - [`orderings`]: atomic orderings name the access that they pair with.
-//! - [`rfc`]: the RFCs' requirements, and where they are implemented and tested.
-//! - [`text`]: lines end at 100 columns, comments open with their subject.
-//! - [`packetdrill`]: packetdrill's scripts against the engine, for who has packetdrill.
-//! - [`programs`]: the programs of others, four ways, for `docs/programs.md`.
-//! - [`suites`]: test suites of other projects, plain and accelerated, for `docs/suites.md`.
-//! - [`offload`]: the offload path against the kernel's, in namespaces of its own, for
+//! - [`steps`]: runs commands one after the other, counts their tests, prints one final line.
+//! - [`suite`]: the steps of `check`, `test`, `loom`, `sim`, `interoperability`, `e2e`, `fuzz`.
+//! - [`instructions`]: counts instructions of calls and segments by callgrind, for `bench`.
+//! - [`circles`]: checks that no two modules of a crate import each other, directly or indirectly.
+//! - [`links`]: checks that every link inside the documents leads somewhere.
+//! - [`modules`]: checks that lists of modules are complete.
+//! - [`notices`]: collects the licences of linked code.
+//! - [`orderings`]: checks that atomic orderings name the access that they pair with.
+//! - [`rfc`]: checks the RFCs' requirements, and where they are implemented and tested.
+//! - [`text`]: checks that lines end at 100 columns and comments open with their subject.
+//! - [`packetdrill`]: runs packetdrill's scripts against the engine, if packetdrill is present.
+//! - [`programs`]: runs programs of other projects, four ways, for `docs/programs.md`.
+//! - [`suites`]: runs test suites of other projects, plain and accelerated, for `docs/suites.md`.
+//! - [`offload`]: measures the offload path against the kernel's, in its own namespaces, for
 //!   `bench-offload`, `bench-paths` and `bench-switches`.
-//! - [`skips`]: which tests may be skipped where everything must be tested.
-//! - [`tools`]: what the tests start is what `scripts/deps.sh` installs.
-//! - [`tour`]: the operator's tour of `docs/operations.md`, in a Debian that is booted for it.
-//! - [`adapter`]: an adapter for the time of a measurement or of a suite.
-//! - [`demo`]: real programs on both paths and one table, for `demo` and `bench`.
+//! - [`skips`]: the tests that may be skipped where everything must be tested.
+//! - [`tools`]: checks that `scripts/deps.sh` installs the programs that the tests start.
+//! - [`tour`]: runs the operator's tour of `docs/operations.md`, in a Debian that is booted for it.
+//! - [`adapter`]: runs an adapter during a measurement or a suite.
+//! - [`demo`]: measures real programs on both paths, for `demo` and `bench`.
 
 mod adapter;
 mod circles;
@@ -145,7 +145,7 @@ fn root() -> &'static Path {
         .expect("this crate lies one level below the top")
 }
 
-/// Where cargo puts what it builds.
+/// The directory of cargo's build results.
 fn target() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => root().join(dir),

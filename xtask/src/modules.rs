@@ -13,8 +13,8 @@ use std::path::Path;
 
 use crate::links::files;
 
-/// Looks at all sources below `root`, and at the README of each crate; prints what is missing; true
-/// when nothing is.
+/// Checks all sources below `root`, and the README of each crate. Prints missing modules; true when
+/// there are none.
 pub(crate) fn check(root: &Path) -> bool {
     let (mut lists, mut faults) = (0, 0);
     for path in files(root, &["rs"]) {
@@ -83,7 +83,7 @@ fn lists_any(head: &str, modules: &BTreeSet<String>) -> bool {
     names.flatten().any(|name| modules.contains(&name))
 }
 
-/// The words in backquotes, and those of drawings.
+/// The words in backquotes, and the words in drawings.
 fn named(text: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut is_drawing = false;

@@ -1,8 +1,8 @@
-//! Other projects' code in the program and the library, with its licences: the file `THIRD-PARTY`,
-//! which is installed beside them, because these licences want it.
+//! Makes the file `THIRD-PARTY`: other projects' code in the program and the library, with its
+//! licences. It is installed beside them, because these licences require that.
 //!
-//! A crate under a licence that is not in [`LICENCES`] fails the check: somebody has to read the
-//! licence first.
+//! A crate under a licence that is not in [`LICENCES`] fails the check: a maintainer has to read
+//! the licence first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +11,8 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-/// Licences that were read: each is, or leaves, one that wants its text passed on and no more.
+/// Licences that were read: each of them, or one offered alternative, only requires that its text
+/// is passed on.
 const LICENCES: [&str; 7] = [
     "MIT",
     "MIT OR Apache-2.0",
@@ -22,7 +23,7 @@ const LICENCES: [&str; 7] = [
     "Unlicense OR MIT",
 ];
 
-/// The text of the licence that we take, where there is a choice: the first of these that is there.
+/// Files with the text of the licence that we choose; the first existing one is used.
 const TEXTS: [&str; 3] = ["LICENSE-MIT", "LICENSE", "LICENSE-BOOST"];
 
 /// The packages that are built and installed.
@@ -73,7 +74,7 @@ struct Package {
     name: String,
     version: String,
     license: Option<String>,
-    /// None for crates of this tree.
+    /// `None` for crates of this tree.
     source: Option<String>,
     manifest_path: String,
     targets: Vec<Target>,
@@ -103,7 +104,7 @@ struct Dependency {
 
 #[derive(Deserialize)]
 struct Kind {
-    /// None for what is linked; else `build` or `dev`.
+    /// `None` for a linked crate; otherwise `build` or `dev`.
     kind: Option<String>,
 }
 
@@ -115,7 +116,7 @@ fn text(root: &Path) -> Result<String, String> {
     let output = output.map_err(|error| format!("cannot run cargo: {error}"))?;
     let metadata: Metadata = serde_json::from_slice(&output.stdout)
         .map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
-    // Crates that share a text stand above it together.
+    // Crates with the same text share it: their names are listed above it.
     let mut by_text: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in metadata.linked() {
         let licence = package.license.as_deref().unwrap_or("no licence");
@@ -151,8 +152,8 @@ fn text(root: &Path) -> Result<String, String> {
 }
 
 impl Metadata {
-    /// The packages of others that are linked into what is built, in the order of their names.
-    /// Macros run when it is built.
+    /// The packages of other projects that are linked into the products, sorted by name. Macros run
+    /// only during the build.
     fn linked(&self) -> Vec<&Package> {
         let packages: BTreeMap<&str, &Package> = self
             .packages

@@ -1,10 +1,11 @@
 //! Each atomic ordering stronger than `Relaxed` names the access that it pairs with.
 //!
-//! The crates that share memory with others are read ([`CRATES`]). A statement with `Acquire`,
-//! `Release`, `AcqRel` or `SeqCst` needs a comment directly above it, or inside, with the words
-//! "pairs with" and a name in backquotes. Where many accesses follow one protocol, the protocol has
-//! constants (`const SAYS: Ordering = Ordering::Release;`). The comment stands there once, and the
-//! accesses use the constants. Tests count nowhere. The code is read as rustfmt leaves it.
+//! The crates that share memory with other processes are checked ([`CRATES`]). A statement with
+//! `Acquire`, `Release`, `AcqRel` or `SeqCst` needs a comment directly above it, or inside, with
+//! the words "pairs with" and a name in backquotes. If many accesses follow one protocol, the
+//! protocol has constants (`const SAYS: Ordering = Ordering::Release;`). Then the comment is at the
+//! constant, and the accesses use the constant. Tests are ignored. The code is expected in
+//! rustfmt's format.
 
 use std::path::Path;
 
@@ -17,8 +18,8 @@ const CRATES: [&str; 7] = [
 /// Orderings that promise something.
 const STRONG: [&str; 4] = ["Acquire", "Release", "AcqRel", "SeqCst"];
 
-/// Looks at the sources of [`CRATES`] below `root`, prints each ordering without a partner; true
-/// when there are none.
+/// Checks the sources of [`CRATES`] below `root`, prints each ordering without a partner; true when
+/// there are none.
 pub(crate) fn check(root: &Path) -> bool {
     let mut found = 0;
     let mut silent = 0;
@@ -43,7 +44,7 @@ pub(crate) fn check(root: &Path) -> bool {
     silent == 0
 }
 
-/// True for a file of tests, which stands beside the file that it tests.
+/// True for a file of tests beside the file that it tests.
 fn is_file_of_tests(path: &Path) -> bool {
     let mut names = path.iter();
     names.any(|name| name == "tests.rs" || name == "tests")
@@ -84,7 +85,7 @@ fn orderings(text: &str) -> Vec<Strong> {
     found
 }
 
-/// True for code with one of [`STRONG`] as a word of its own.
+/// True for code that contains one of [`STRONG`] as a separate word.
 fn is_strong(line: &str) -> bool {
     let is_name = |letter: char| letter.is_alphanumeric() || letter == '_';
     line.split(|letter| !is_name(letter))

@@ -1,12 +1,12 @@
-//! packetdrill's scripts against the engine, by way of the shared library in `tests/packetdrill`.
+//! Runs packetdrill's scripts against the engine, through the shared library in
+//! `tests/packetdrill`.
 //!
-//! Neither packetdrill nor its scripts are part of this project: paths to both are given. The
-//! expected result of each script stands in `tests/packetdrill/scripts.txt`: that it passes, that
-//! it fails because it asks for something the RFCs leave open and Linux decided otherwise, or that
-//! it is about something else than TCP on the wire. A script that is expected to fail and passes is
-//! a finding, too.
+//! Neither packetdrill nor its scripts are part of this project: the caller gives paths to both.
+//! `tests/packetdrill/scripts.txt` has the expected result of each script: it passes; or it fails
+//! because it tests a choice of Linux where the RFCs leave one; or it does not test TCP on the
+//! wire. If a script is expected to fail and passes, that is a finding, too.
 //!
-//! Each script runs in a network namespace of its own, where its `sysctl` commands hurt nobody.
+//! Each script runs in its own network namespace, where its `sysctl` commands are harmless.
 
 mod normal;
 
@@ -24,10 +24,10 @@ use crate::steps::Steps;
 use crate::{root, target};
 
 const EXPECTATIONS: &str = "tests/packetdrill/scripts.txt";
-/// Virtual time does not wait: a script that takes longer hangs.
+/// Virtual time does not wait: a script that takes longer than this hangs.
 const SCRIPT_TIME_MAX: Duration = Duration::from_secs(60);
-/// A timer of a kernel with ticks of 10 ms ends up to two of them late: so much may a time differ
-/// where a script's line says so. packetdrill's own tolerance is 4 ms.
+/// A kernel timer with ticks of 10 ms expires up to two ticks late: times may differ by this much
+/// if a script's line allows it. packetdrill's own tolerance is 4 ms.
 const TICKS_US: u32 = 20_000;
 /// How each script is run. IPv6 headers are longer: with this MTU the MSS is the one scripts
 /// expect.
@@ -68,9 +68,9 @@ struct Expectation {
     segmentation: bool,
     /// The script names its IP version, or has addresses of it.
     only: Option<&'static str>,
-    /// The script sets another MTU for the device that there is not.
+    /// The script sets the MTU of a device that does not exist here.
     mtu: Option<u16>,
-    /// The script's times are those of a kernel's timers, which end in whole ticks.
+    /// The script's times are those of a kernel's timers, which expire at whole ticks.
     ticks: bool,
     /// Choices of Linux's that the script also asserts.
     without: Without,
@@ -112,7 +112,7 @@ impl Setup {
     }
 }
 
-/// The step of a full test: skipped, loudly, where there is no packetdrill.
+/// The step of a full test; reported as skipped if there is no packetdrill.
 pub(crate) fn add(steps: &mut Steps) {
     match Setup::find(&[]) {
         Ok(_) => steps.check("packetdrill", || run(&[])),
@@ -120,7 +120,7 @@ pub(crate) fn add(steps: &mut Steps) {
     }
 }
 
-/// Runs the scripts, and prints what came of them.
+/// Runs the scripts, and prints their results.
 pub(crate) fn run(arguments: &[String]) -> bool {
     let setup = match Setup::find(arguments) {
         Ok(setup) => setup,
@@ -258,7 +258,7 @@ fn run_one(setup: &Setup, job: &Job) -> Result<(), String> {
     let mut command = Command::new("unshare");
     // SAFETY: geteuid cannot fail.
     if unsafe { libc::geteuid() } == 0 {
-        // packetdrill would take real-time priority, for a clock it does not look at here.
+        // packetdrill would set real-time priority, for a clock that it does not read here.
         command.args([
             "--net",
             "setpriv",
@@ -285,7 +285,7 @@ fn run_one(setup: &Setup, job: &Job) -> Result<(), String> {
         .spawn()
         .map_err(|error| format!("unshare: {error}"))?;
     let passed = wait(&mut child);
-    // Scripts leave this behind; each command above becomes the next, so the number is
+    // Scripts leave this file behind; each command above replaces the process, so the number is
     // packetdrill's.
     let _ = std::fs::remove_file(format!("/tmp/sysctl_restore_{}.sh", child.id()));
     if passed {

@@ -1,11 +1,11 @@
-//! Programs that nobody wrote with Toehold in mind, run four ways: the table of `docs/programs.md`.
+//! Runs programs of other projects four ways: the table of `docs/programs.md`.
 //!
-//! The cases are scripts in `tests/programs`; what runs them needs the tests' library and so is a
-//! program beside the tests.
+//! The cases are scripts in `tests/programs`. The program that runs them needs the tests' library,
+//! so it is in the tests' package.
 
 use std::process::Command;
 
-/// Builds it and hands it the arguments.
+/// Builds that program and runs it with `arguments`.
 pub(crate) fn run(arguments: &[String]) -> bool {
     // From where it was called: names of files are meant from there.
     let mut command = Command::new("cargo");

@@ -1,17 +1,17 @@
 //! The RFCs' requirements and the places that implement and test them.
 //!
-//! A citation stands at the branch that does as the RFC says, in the manner of s2n-quic:
+//! A citation is at the branch that implements the requirement, as in s2n-quic:
 //!
 //! ```text
 //! //= RFC 9293#3.8.6.1
 //! //# Probing of zero (offered) windows MUST be supported (MUST-36).
 //! ```
 //!
-//! A test has the line `//= type=test` between the two. The quotation may go over several lines,
-//! and may be a part of a sentence that has the key word, or several sentences. It has to stand in
-//! the list of requirements (`crates/tcp/spec/requirements.toml`) word for word. Code and a test
-//! cite each MUST. A requirement that nothing cites stands in `exceptions.toml` beside the list,
-//! with its reason.
+//! A test has the line `//= type=test` between the two. The quotation may span several lines. It
+//! may be the part of a sentence that has the key word, or several sentences. It must be in the
+//! list of requirements (`crates/tcp/spec/requirements.toml`) word for word. Each MUST needs a
+//! citation in the code and one in a test. A requirement without citations must be in
+//! `exceptions.toml` beside the list, with a reason.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::links::files;
 
 const REQUIREMENTS: &str = "crates/tcp/spec/requirements.toml";
 const EXCEPTIONS: &str = "crates/tcp/spec/exceptions.toml";
-/// Folders whose sources may cite.
+/// Folders whose sources may contain citations.
 const CITING: [&str; 3] = ["crates/tcp", "crates/link", "crates/adapter"];
 
 /// How much a requirement asks for.
@@ -36,7 +36,7 @@ enum Level {
 struct Requirement {
     rfc: u32,
     section: String,
-    /// RFC 9293's own number, such as `MUST-36`; empty elsewhere.
+    /// The number in RFC 9293, such as `MUST-36`; empty for other RFCs.
     number: String,
     level: Level,
     text: String,
@@ -118,8 +118,8 @@ impl Requirement {
         }
     }
 
-    /// Whether a quotation from the section has this requirement in it, or is a part of it that
-    /// says what is required.
+    /// Whether a quotation from the section contains this requirement, or is the essential part of
+    /// it.
     fn is_in(&self, quote: &str) -> bool {
         let words: &[&str] = match self.level {
             Level::Must => &["MUST", "SHALL", "REQUIRED"],
@@ -186,8 +186,8 @@ fn exceptions(text: &str, faults: &mut Vec<String>) -> Vec<Exception> {
     found
 }
 
-/// The tables of an array in TOML, of which we use this much: `[[name]]`, and keys with a number or
-/// a string on one line.
+/// Reads an array of tables in the subset of TOML that we use: `[[name]]`, and keys with a number
+/// or a string on one line.
 fn tables(text: &str, name: &str, faults: &mut Vec<String>) -> Vec<BTreeMap<String, String>> {
     let mut found: Vec<BTreeMap<String, String>> = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -211,7 +211,7 @@ fn tables(text: &str, name: &str, faults: &mut Vec<String>) -> Vec<BTreeMap<Stri
     found
 }
 
-/// A number as it stands, or a basic string without its quotation marks.
+/// A number unchanged, or a basic string without its quotation marks.
 fn unquoted(value: &str) -> Option<String> {
     if value.bytes().all(|byte| byte.is_ascii_digit()) {
         return Some(value.to_owned());
@@ -305,8 +305,8 @@ impl Exception {
     }
 }
 
-/// Marks what is excepted. An exception for nothing, or for a requirement of its own that is cited,
-/// is a fault.
+/// Marks excepted requirements. An exception for an unknown requirement, or for a cited one, is a
+/// fault.
 fn except(requirements: &mut [Requirement], exceptions: &[Exception], faults: &mut Vec<String>) {
     for exception in exceptions {
         let mut is_needed = false;
@@ -321,7 +321,7 @@ fn except(requirements: &mut [Requirement], exceptions: &[Exception], faults: &m
     }
 }
 
-/// Every requirement, with the places that cite it or the reason why none does.
+/// Prints every requirement, with the places that cite it or the reason why none does.
 fn list(requirements: &[Requirement], exceptions: &[Exception]) {
     for requirement in requirements {
         println!("{requirement}");

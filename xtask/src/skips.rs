@@ -1,9 +1,9 @@
 //! The tests that may be skipped where everything must be tested (`CI=true`), each with its reason.
 //!
-//! Any other skip is a failure there: it says that the host lacks a tool that `scripts/deps.sh`
+//! Any other skip is a failure there: it means that the host lacks a tool that `scripts/deps.sh`
 //! should install, or a privilege that the tests need.
 
-/// A test that was left out, as its line says: `SKIPPED: WHAT: REASON`.
+/// A skipped test, from its line: `SKIPPED: WHAT: REASON`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Skip {
     /// A test, or a step.
@@ -44,9 +44,9 @@ const EXPECTED: &[Expected] = &[
 ];
 
 impl Skip {
-    /// The skip that a line of output tells of, wherever in the line it begins.
+    /// The skip that a line of output reports, at any position in the line.
     ///
-    /// `test` is the test whose captured output the line stands in, if it does.
+    /// `test` is the test whose captured output contains the line, if there is one.
     pub(crate) fn parse(line: &str, test: Option<&str>) -> Option<Skip> {
         let (_, said) = line.split_once("SKIPPED: ")?;
         let (what, reason) = match (test, said.split_once(": ")) {
@@ -61,8 +61,8 @@ impl Skip {
         })
     }
 
-    /// The test that the runner says it ignores; `None` where the reason says that something else
-    /// runs it: "run by …".
+    /// A test that the runner ignores; `None` if the reason says that another command runs it: "run
+    /// by …".
     pub(crate) fn ignored(line: &str) -> Option<Skip> {
         let (test, said) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
         let reason = said.strip_prefix(", ").unwrap_or("ignored");
@@ -72,7 +72,7 @@ impl Skip {
         })
     }
 
-    /// Why it may be skipped everywhere; `None` where it may not.
+    /// The reason why the test may be skipped everywhere; `None` if it may not.
     pub(crate) fn expected(&self) -> Option<&'static str> {
         let mut all = EXPECTED.iter();
         let found = all.find(|expected| self.what.starts_with(expected.what))?;

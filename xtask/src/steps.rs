@@ -1,12 +1,12 @@
 //! Commands one after the other, with a count at the end.
 //!
-//! A step that fails does not stop the next: one run tells everything that is wrong. Tests are
-//! counted from the lines that the test runner prints; a step without tests counts as one.
-//! A skipped test is counted as skipped and not as passed.
+//! A step that fails does not stop the next one, so one run finds all faults. Tests are counted
+//! from the lines that the test runner prints; a step without tests counts as one test. A skipped
+//! test counts as skipped, not as passed.
 //!
-//! Tests that fail beside others run once more, one at a time. A test that passes then is
+//! Tests that fail while others run are run once more, one at a time. A test that passes then is
 //! *unsteady*: the summary names it and shows its first output. It depends on the time that a busy
-//! host leaves it, or on another test, and that is a fault of the test or of the code. More than
+//! host gives it, or on another test. That is a fault of the test or of the code. More than
 //! [`UNSTEADY_MAX`] of them in a step are failures.
 
 mod failures;
@@ -54,7 +54,7 @@ struct Part {
     name: String,
     counts: Counts,
     seconds: f64,
-    /// It told its counts. A program that dies does not.
+    /// The program printed its counts. A program that dies does not.
     has_ended: bool,
 }
 
@@ -86,8 +86,8 @@ impl Steps {
         self.done.push(seen.step(name, started, success));
     }
 
-    /// Runs the tests of a `cargo test` with these options for the test programs. The tests that
-    /// fail run once more, one at a time.
+    /// Runs the tests of a `cargo test` command, with options for the test programs. Failed tests
+    /// run once more, one at a time.
     pub(crate) fn run_tests(
         &mut self,
         name: &'static str,
@@ -98,7 +98,7 @@ impl Steps {
         self.run(name, first.arg("--").args(options));
         let step = self.done.last_mut().expect("just run");
         let failed = step.failures.len();
-        // A program that died gave no names: its failure stands.
+        // A program that died has no list of failed tests, so its failure is final.
         if failed == 0 || failed > UNSTEADY_MAX || step.counts.failed != failed as u64 {
             return;
         }
@@ -117,7 +117,7 @@ impl Steps {
         }
     }
 
-    /// Runs a check of our own, which prints what it finds.
+    /// Runs a check of our own, which prints its findings.
     pub(crate) fn check(&mut self, name: &'static str, check: impl FnOnce() -> bool) {
         println!("\n==> {name}");
         let started = Instant::now();
@@ -228,7 +228,7 @@ impl Step {
         }
     }
 
-    /// The tests that failed ran once more, alone. Those that are not among `again` passed.
+    /// The failed tests were run once more, alone. Those that are not in `again` passed.
     fn passed_alone(&mut self, again: &Failures) {
         let fails = |failure: &Failure| again.found.iter().any(|one| one.test == failure.test);
         let (failures, unsteady): (_, Vec<_>) = self.failures.drain(..).partition(fails);
@@ -279,7 +279,7 @@ struct Seen {
     skips: Vec<Skip>,
     /// Tests that were ignored, and that nothing else runs.
     ignored: Vec<Skip>,
-    /// The test whose captured output is being shown.
+    /// The test whose captured output follows.
     test: Option<String>,
     failures: Failures,
     last: VecDeque<String>,
@@ -312,15 +312,15 @@ impl Seen {
         match (has_summary, success) {
             (false, true) => counts.passed = 1,
             (false, false) => counts.failed = 1,
-            // A process of the step died without a count: it must not look like a success, nor
-            // hide behind the failure of a test.
+            // A process of the step died without counts. That must not look like a success, nor be
+            // hidden by the failure of a test.
             (true, false) => {
                 let died = self.parts.iter().filter(|part| !part.has_ended).count();
                 counts.failed = (counts.failed + died as u64).max(1);
             }
             (true, true) => {}
         }
-        // The test runner knows no skips: such a test has passed for it.
+        // The test runner has no skips: it counts such a test as passed.
         counts.skipped = self.skips.len() as u64;
         counts.passed = counts.passed.saturating_sub(counts.skipped);
         counts.skipped += self.ignored.len() as u64;
@@ -339,7 +339,7 @@ impl Seen {
             self.parts.push(Part::begun(program));
         } else if let Some((counts, seconds)) = result_of(line) {
             self.test = None;
-            // Some programs print such a line of themselves, without cargo.
+            // Some programs print such a line themselves, without cargo.
             if self.parts.is_empty() {
                 self.parts.push(Part::begun(String::new()));
             }
@@ -400,10 +400,10 @@ fn result_of(line: &str) -> Option<(Counts, f64)> {
     Some((counts, seconds.unwrap_or(0.0)))
 }
 
-/// Runs a command, writes its output to `shown` as it comes and looks at each line; true when it
-/// succeeded.
+/// Runs a command, writes its output to `shown` as it arrives and examines each line; true when it
+/// succeeds.
 ///
-/// Both of its outputs go through one pipe, so that their lines keep their order.
+/// Both of its outputs use one pipe, so that their lines keep their order.
 fn tee(command: &mut Command, shown: &mut impl Write, seen: &mut Seen) -> bool {
     let child = std::io::pipe().and_then(|(reader, writer)| {
         command.stdin(Stdio::null()).stdout(writer.try_clone()?);

@@ -70,8 +70,8 @@ pub(crate) fn loom() -> bool {
     steps.conclude()
 }
 
-/// Tests of what works on shared memory, watched by the compiler's sanitizers: what Miri would
-/// watch, on real threads.
+/// Tests of code that works on shared memory, with the compiler's sanitizers: they check real
+/// threads for the faults for which Miri checks.
 pub(crate) fn sanitize() -> bool {
     let mut steps = Steps::default();
     if !works(cargo().args(["+nightly", "--version"])) {
@@ -87,8 +87,8 @@ pub(crate) fn sanitize() -> bool {
     let thread = Sanitizer {
         flag: "-Zsanitizer=thread",
         options: ("TSAN_OPTIONS", "halt_on_error=0"),
-        // Locks, channels and scopes of threads are the standard library's: unless it is built with
-        // the sanitizer, each thread that they let go on looks like a race.
+        // Locks, channels and scopes of threads are in the standard library: unless it is built
+        // with the sanitizer, their synchronization is invisible and looks like a race.
         builds_std: true,
     };
     // Under the thread sanitizer a child of a fork may not start threads, and limits of address
@@ -135,7 +135,7 @@ pub(crate) fn sanitize() -> bool {
 struct Sanitizer {
     /// The compiler's flag.
     flag: &'static str,
-    /// The variable that its library reads, and what it says.
+    /// The variable that the sanitizer's library reads, and its value.
     options: (&'static str, &'static str),
     /// Whether the standard library is built with it.
     builds_std: bool,
@@ -154,7 +154,7 @@ fn has_standard_library_source() -> bool {
     })
 }
 
-/// Runs `tests` of `packages`, but for those with `without` in their names.
+/// Runs the `tests` of `packages`, except those with `without` in their names.
 fn watch(
     steps: &mut Steps,
     name: &'static str,
@@ -181,7 +181,7 @@ fn watch(
     steps.run(name, &mut command);
 }
 
-/// Sanitizers want the target named, so that build scripts are not watched, too.
+/// Sanitizers need an explicit target, so that build scripts run without them.
 const HOST: &str = if cfg!(target_arch = "aarch64") {
     "aarch64-unknown-linux-gnu"
 } else {
@@ -191,7 +191,7 @@ const HOST: &str = if cfg!(target_arch = "aarch64") {
 /// Seeds of a night. Each day has others.
 const NIGHTLY_SEEDS: u64 = 1_000_000;
 
-/// The simulator: its fixed set of seeds, those of a night, or one in detail.
+/// The simulator: its fixed set of seeds, those of a night, or one seed in detail.
 pub(crate) fn sim(seed: Option<&str>) -> bool {
     let mut steps = Steps::default();
     match seed {
@@ -215,7 +215,7 @@ pub(crate) fn sim(seed: Option<&str>) -> bool {
     steps.conclude()
 }
 
-/// Every cell of the matrix against the kernel's TCP, or those with this in their names.
+/// Every cell of the matrix against the kernel's TCP, or those with `filter` in their names.
 pub(crate) fn interoperability(filter: Option<&str>) -> bool {
     let mut steps = Steps::default();
     add_interoperability(&mut steps, filter);
@@ -249,7 +249,7 @@ pub(crate) fn fuzz(seconds: Option<&str>) -> bool {
     steps.conclude()
 }
 
-/// Measurements other than real programs: copies, and the engine alone.
+/// Measurements without real programs: copies, and the engine alone.
 pub(crate) fn bench() -> bool {
     let mut steps = Steps::default();
     let toehold = target().join("release/toehold");
@@ -313,7 +313,7 @@ fn add_checks(steps: &mut Steps) {
     steps.check("tools", || tools::check(root()));
 }
 
-/// DPDK's DMA devices, of which the skeleton needs no hardware.
+/// DPDK's DMA devices: the skeleton device needs no hardware.
 fn add_devices(steps: &mut Steps) {
     let name = "copy: dmadev";
     if works(Command::new("pkg-config").args(["--exists", "libdpdk"])) {
@@ -328,7 +328,7 @@ fn add_devices(steps: &mut Steps) {
 fn add_models(steps: &mut Steps) {
     for (package, name, which) in MODELS {
         let mut command = cargo();
-        // A directory of its own: the flag would otherwise rebuild everything, twice.
+        // A separate directory: the flag would otherwise rebuild everything, twice.
         command
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", target().join("loom"))
@@ -372,7 +372,7 @@ fn add_everything_express(steps: &mut Steps) {
         command.env("E2E_EVERYTHING_EXPRESS", "1");
         command
     };
-    // These play what has no such connections, or have been run.
+    // These have no such connections, or have been run.
     let others = [
         "one_accelerated_side",
         "over_unix",
@@ -387,7 +387,8 @@ fn add_everything_express(steps: &mut Steps) {
     steps.run_tests("everything express", command, &skips);
 }
 
-/// The Debian package of what the end-to-end tests have built, and what lintian says of it.
+/// Builds the Debian package from the programs that the end-to-end tests have built, and runs
+/// lintian.
 fn add_package(steps: &mut Steps) {
     if works(Command::new("lintian").arg("--version")) {
         let mut command = Command::new("bash");
@@ -409,10 +410,10 @@ fn add_tour(steps: &mut Steps) {
     steps.run("tour", &mut command);
 }
 
-/// Tests that wait for programs more than they compute, so more of them run than there are cores.
+/// Tests that mostly wait for programs, so more of them run at a time than there are cores.
 ///
-/// They build the product in the release profile themselves: they run what is installed. The tests
-/// are of the profile of all other tests, so that what they share is compiled once.
+/// They build the product in the release profile themselves, because they run the installed
+/// product. The tests use the profile of all other tests, so that shared code is compiled once.
 fn end_to_end() -> Command {
     let mut command = cargo();
     command.args(["test", "-p", "toehold-e2e", "--no-fail-fast"]);
@@ -429,8 +430,8 @@ fn add_suites(steps: &mut Steps) {
     );
 }
 
-/// Tests of the offload path that name their link and how many threads its engine has: a way that
-/// differs in these is no other for them. A test that is in none of these lists runs in every way.
+/// Tests of the offload path that fix their link and their number of threads, so another run with
+/// other values would not differ. A test that is in none of these lists runs in every way.
 const NAMES_LINK_AND_THREADS: &[&str] = &[
     "capture::only_an_adapter_with_a_link_can_be_captured",
     "packet::payload_of_several_programs_is_read_to_where_it_belongs",
@@ -442,7 +443,7 @@ const NAMES_LINK_AND_THREADS: &[&str] = &[
     "without_a_tap_device_everything_stays_on_the_host_path",
 ];
 
-/// Those that name their link, and how many threads there are is the way's.
+/// Tests that fix their link, but not the number of threads.
 const NAMES_LINK: &[&str] = &[
     "changes::device_of_the_adapter_s_own_has_room_for_a_frame_of_each_of_many_connections",
     "checksums_are_verified_here_or_by_nobody",
@@ -454,9 +455,9 @@ const NAMES_LINK: &[&str] = &[
     "xdp::",
 ];
 
-/// Those about what is between programs and the engine: quotas, rules, requests, used carriers. The
-/// engine does the same with these whatever its link. The link's frames of such connections are in
-/// the tests of short connections of all kinds.
+/// Tests of the part between programs and the engine: quotas, rules, requests, used carriers. The
+/// engine treats these equally on every link. The tests of short connections of all kinds cover the
+/// link's frames of such connections.
 const ABOUT_PROGRAMS: &[&str] = &[
     "hostile::carriers_lead_nowhere_without_their_program_s_token",
     "hostile::flooded_relay_serves_those_who_say_what_they_want",
@@ -480,9 +481,8 @@ const ABOUT_PROGRAMS: &[&str] = &[
     "short_opens::no_carrier_of_a_client_is_used_again_where_the_option_says_off",
 ];
 
-/// The offload path once more, in the other ways it can be had. Each way takes a minute or two, so
-/// that two threads come with the packet link and not with each link. Tests that would find nothing
-/// new there have run already.
+/// Runs the offload path in other ways. Each way takes a minute or two, so two threads are combined
+/// with the packet link only. Tests that would find nothing new are not repeated.
 fn add_offload(steps: &mut Steps) {
     let two_threads = ("TOEHOLD_ENGINE_THREADS", "2");
     let over = |link| ("TOEHOLD_ENGINE_LINK", link);

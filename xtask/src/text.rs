@@ -40,7 +40,7 @@ const RIDDLES: [&str; 10] = [
     "That which ",
 ];
 
-/// Looks at all sources and documents below `root`, prints the lines that break a rule; true when
+/// Checks all sources and documents below `root`, prints the lines that break a rule; true when
 /// there are none.
 pub(crate) fn check(root: &Path) -> bool {
     let mut found = 0;

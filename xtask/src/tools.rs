@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Programs of every Debian (packages marked essential), and those that started this program.
+/// Programs of every Debian system (essential packages), and those that started this program.
 const ALWAYS_THERE: [&str; 16] = [
     "/bin/cat",
     "/bin/true",
@@ -28,7 +28,7 @@ const ALWAYS_THERE: [&str; 16] = [
     "unshare",
 ];
 
-/// Started by none of the tests, but by commands for people at work.
+/// Not started by tests, but by commands for developers.
 const NOT_FOR_TESTS: [&str; 5] = [
     "callgrind_control",
     "dpkg-query",
@@ -37,7 +37,7 @@ const NOT_FOR_TESTS: [&str; 5] = [
     "valgrind",
 ];
 
-/// Calls whose first string is the name of a program, and how far from the call it may stand.
+/// Calls whose first string is a program's name.
 const CALLS: [&str; 8] = [
     "Command::new(\"",
     "host::program(\"",
@@ -52,10 +52,10 @@ const CALLS: [&str; 8] = [
 /// Calls with an expression before the name of the program.
 const LATER: [&str; 1] = [".command("];
 
-/// Where the tests are.
+/// The folders that contain tests.
 const PLACES: [&str; 4] = ["tests", "crates", "lab/src", "xtask/src"];
 
-/// Whether deps.sh installs every program of the tests; prints those that it does not.
+/// Checks that deps.sh installs every program that the tests use; prints missing ones.
 pub(crate) fn check(root: &Path) -> bool {
     let deps = std::fs::read_to_string(root.join("scripts/deps.sh")).unwrap_or_default();
     let installed = installed(&deps);
@@ -114,7 +114,7 @@ fn look_into(dir: &Path, used: &mut BTreeMap<String, String>) {
 
 /// The programs that a source file names.
 fn programs(source: &str) -> Vec<String> {
-    // Calls stand on one line or on several.
+    // Calls may span several lines.
     let lines = source.lines().map(str::trim);
     let source: String = lines.filter(|line| !line.starts_with("//")).collect();
     let source = source.replace(", ", ",");

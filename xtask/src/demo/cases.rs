@@ -11,7 +11,7 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     /// Names it in the table.
     pub(crate) title: &'static str,
-    /// The metric that stands in the table, as the report calls it.
+    /// The metric in the table, under its name in the report.
     pub(crate) metric: &'static str,
     /// The server's command.
     pub(crate) server: String,
@@ -65,7 +65,8 @@ impl Case {
 }
 
 impl Program {
-    /// Where it is. Debian keeps servers where an ordinary user's `PATH` does not look.
+    /// The path of the program. Debian keeps servers in directories that an ordinary user's `PATH`
+    /// does not contain.
     fn path(&self) -> Option<PathBuf> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut places: Vec<PathBuf> = std::env::split_paths(&path).collect();
@@ -173,7 +174,7 @@ pub(crate) fn all(scratch: &Path, seconds: u32, requests: u32) -> io::Result<Vec
     ])
 }
 
-/// In words: the kernel's default for new connections, and who departs from it.
+/// A sentence: the kernel's default for new connections, and the programs that choose another one.
 pub(crate) fn congestion_control() -> String {
     let default = sysctl("tcp_congestion_control").unwrap_or_else(|| "unknown".to_owned());
     if fast_congestion_control().is_empty() {
@@ -183,8 +184,8 @@ pub(crate) fn congestion_control() -> String {
     }
 }
 
-/// BBR paces, which halves the kernel's bulk throughput on loopback: iperf3 then asks for reno,
-/// where it may.
+/// BBR paces, which halves the kernel's bulk throughput on loopback. So iperf3 asks for reno if
+/// that is allowed.
 fn fast_congestion_control() -> &'static str {
     let allowed = sysctl("tcp_allowed_congestion_control").unwrap_or_default();
     let may = is_root() || allowed.split(' ').any(|name| name == "reno");

@@ -1,9 +1,9 @@
 //! Real programs on both paths: `make demo` and `make bench`.
 //!
 //! Each case is one `toehold compare`, which does the measuring: fresh servers, interleaved rounds,
-//! intervals. Here are only the cases, one after the other, and the table at the end. All ports are
-//! free ones of the loopback interface; all files that programs write go to a private directory
-//! that is removed.
+//! intervals. This module has only the cases, run one after the other, and the final table. All
+//! ports are free ones of the loopback interface; all files that programs write are in a private
+//! directory that is removed.
 
 mod cases;
 mod table;
@@ -24,7 +24,7 @@ struct Plan {
     /// Names the directory of the reports.
     name: &'static str,
     rounds: u32,
-    /// A case that begins behind this schedule, on a slow or busy machine, gets [`ROUNDS_LATE`].
+    /// If a case begins later than this, on a slow or busy machine, it gets [`ROUNDS_LATE`].
     time_max: Duration,
     warmup: u32,
     /// Seconds of the programs that run for a time.
@@ -35,7 +35,7 @@ struct Plan {
     control: bool,
 }
 
-/// Enough for a number, too few for a verdict; the table says so.
+/// Enough rounds for a number, too few for a verdict; the table says so.
 const ROUNDS_LATE: u32 = 3;
 
 /// Everything in under three minutes.
@@ -193,7 +193,7 @@ fn doctor(toehold: &Path) -> String {
     lines.join("\n")
 }
 
-/// Server and client on different cores, unless there is only one or `PIN` says otherwise.
+/// Server and client on different cores, unless there is only one core or `PIN` is set.
 fn pin() -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     match std::env::var("PIN") {

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::cases::Case;
 
-/// One line of it.
+/// One line of the table.
 pub(crate) struct Row {
     title: &'static str,
     result: Result<Numbers, String>,
@@ -17,7 +17,8 @@ struct Numbers {
     unit: String,
     host: f64,
     direct: f64,
-    /// Improvement: above one is better than the kernel whichever way the metric counts.
+    /// The improvement: above 1 is better than the kernel, whether more or less of the metric is
+    /// better.
     times: f64,
     low: f64,
     high: f64,
@@ -31,7 +32,7 @@ struct Numbers {
 }
 
 impl Row {
-    /// The line for a case from its report, or from the reason why there is none.
+    /// The line for a case, from its report or from the reason why there is none.
     pub(crate) fn new(case: &Case, report: Result<Value, String>) -> Row {
         let result = report.and_then(|report| {
             Numbers::from_report(&report, case.metric)
@@ -43,7 +44,7 @@ impl Row {
         }
     }
 
-    /// False when there is nothing but a reason.
+    /// False when there is only a reason.
     pub(crate) fn is_measured(&self) -> bool {
         self.result.is_ok()
     }
@@ -101,7 +102,7 @@ fn arm<'a>(metric: &'a Value, label: &str) -> Option<&'a Value> {
     arms.iter().find(|arm| arm["label"] == label)
 }
 
-/// The table, then what the kernel does better, then what to know before believing it.
+/// The table, then the cases in which the kernel is better, then notes about the numbers.
 pub(crate) fn render(rows: &[Row]) -> String {
     let mut out = String::new();
     let _ = writeln!(

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use super::{build, counted, release};
 use crate::adapter::Adapter;
 
-/// The functions that are counted, and what stands in the table for them.
+/// The functions that are counted, and their names in the table.
 const CALLS: [(&str, &str); 5] = [
     ("send", "`send` of 64 bytes"),
     ("recv", "`recv` of 64 bytes"),

@@ -1,7 +1,7 @@
-//! Instructions that the engine takes for a segment.
+//! Counts the engine's instructions per segment.
 //!
-//! The difference of two runs of `crates/tcp/examples/segments.rs` leaves the preparation out, and
-//! the same difference with `--driver` what the measurement itself costs.
+//! The difference of two runs of `crates/tcp/examples/segments.rs` excludes the preparation. The
+//! same difference with `--driver` gives the cost of the measurement itself.
 
 use std::process::Command;
 

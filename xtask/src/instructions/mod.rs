@@ -21,7 +21,7 @@ pub(crate) fn run(which: Option<&str>) -> bool {
     }
 }
 
-/// Builds what is counted.
+/// Builds the programs that are counted.
 fn build(words: &[&str]) -> bool {
     let mut command = Command::new("cargo");
     command.args(["build", "--release"]).args(words);
@@ -31,7 +31,7 @@ fn build(words: &[&str]) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Where the release profile puts its programs.
+/// The path of a program built with the release profile.
 fn release(name: &str) -> std::path::PathBuf {
     target().join("release").join(name)
 }

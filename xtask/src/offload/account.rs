@@ -1,8 +1,9 @@
-//! The near end's CPU time with the work of receiving counted where it belongs.
+//! The near end's CPU time, with the work of receiving attributed to the end that receives.
 //!
-//! On a veth the kernel receives a frame in the time of whoever sent it. So the near end's own time
-//! has the far end's receiving in it, and the far end's has ours; a link of the engine's own moves
-//! some of that. A sample of every processor's stack says whose work it was:
+//! On a veth the kernel processes a received frame in the time of the sending process. So the near
+//! end's own time includes the far end's receiving, and the far end's time includes ours. A
+//! separate link of the engine shifts some of that. Samples of every processor's stack show whose
+//! work it was:
 //!
 //! ```text
 //!   a process of the far end, and the stack is in the kernel's receive path   the near end's
@@ -36,7 +37,8 @@ pub(super) struct Ends<'a> {
 }
 
 impl Ends<'_> {
-    /// Whether a process is of the near end, or of the far one; neither: of none.
+    /// Whether a process belongs to the near end (true) or the far end (false); `None` if to
+    /// neither.
     fn is_near(&self, pid: u32, name: &str) -> Option<bool> {
         match () {
             () if self.near.contains(&pid) => Some(true),
@@ -49,7 +51,7 @@ impl Ends<'_> {
 /// Seconds of one core, for each unit of work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Account {
-    /// The near end's work, whoever did it.
+    /// The near end's work, in whichever process it was done.
     pub(super) near: f64,
     /// Receiving that belongs to an end, but to which is not known.
     pub(super) unknown: f64,
@@ -69,7 +71,7 @@ pub(super) fn sampled(mut perf: Command, client: &Command, file: &Path) -> Resul
     output(&mut perf)
 }
 
-/// The account of what was sampled.
+/// Reads the account from the samples.
 pub(super) fn read(file: &Path, ends: &Ends<'_>) -> Result<Account, String> {
     let mut script = Command::new("perf");
     script.args(["script", "--fields", "comm,pid,ip,sym", "--input"]);
@@ -105,22 +107,22 @@ fn account(said: &str, ends: &Ends<'_>, seconds: f64) -> Account {
     account
 }
 
-/// The kernel's functions in which all receiving is: the software interrupt, and past it, for a TAP
-/// device, both ways.
+/// The kernel's functions that contain all receiving: the software interrupt; and for a TAP device,
+/// which bypasses it, both directions.
 const RECEIVING: [&str; 4] = [
     "net_rx_action",
     "netif_receive_skb",
     "__netif_receive_skb_one_core",
     "tun_net_xmit",
 ];
-/// Those by which the engine gives a frame to its link: packet(7), AF_XDP, TAP.
+/// The functions through which the engine sends a frame on its link: packet(7), AF_XDP, TAP.
 const SENDING: [&str; 4] = [
     "packet_sendmsg",
     "xsk_sendmsg",
     "tun_get_user",
     "tun_chr_write_iter",
 ];
-/// Those that receive for the engine.
+/// The functions that receive frames for the engine.
 const OF_THE_ENGINE: [&str; 3] = ["tpacket_rcv", "xsk_generic_rcv", "__xsk_map_redirect"];
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The programs of one comparison, and what they took.
+//! The programs of one comparison, and the resources that they used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::account::{self, Account, Ends};
 use super::network::{FAR_BY_ENGINE, FAR_BY_KERNEL, NEAR_ENGINE, NEAR_KERNEL, Network};
 use super::{Case, Link, Work, output, wait_for};
 
-/// Which way.
+/// The path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arm {
     Kernel,
@@ -22,7 +22,7 @@ pub(super) enum Arm {
     Engine,
 }
 
-/// One run. CPU in seconds of one core for each unit of work: a gigabyte, or a request.
+/// One run. CPU time is in seconds of one core per unit of work: a gigabyte, or a request.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) struct Sample {
     /// Gbit/s, or thousand requests a second.
@@ -30,9 +30,9 @@ pub(super) struct Sample {
     /// Microseconds.
     pub(super) latency_p50: Option<f64>,
     pub(super) latency_p99: Option<f64>,
-    /// Of all cores, whoever used them.
+    /// CPU time of all cores.
     pub(super) cpu_all: f64,
-    /// Of the near end: its program, and the adapter where it is in the way.
+    /// CPU time of the near end: its program, and the adapter if it is on the path.
     pub(super) cpu_near: f64,
     /// Of the adapter alone.
     pub(super) cpu_adapter: f64,
@@ -44,7 +44,7 @@ struct Outcome {
     units: f64,
     /// As [`Sample::rate`].
     rate: f64,
-    /// Microseconds: median, and what 99 % do not exceed.
+    /// Latencies in microseconds: the median and the 99th percentile.
     latencies: Option<(f64, f64)>,
 }
 
@@ -67,7 +67,7 @@ struct Program(Child);
 struct Redis {
     clients: u32,
     near_serves: bool,
-    /// Over one connection of each client; or each over one of its own.
+    /// Whether each client keeps one connection; otherwise each request uses a new one.
     keeps_connections: bool,
     requests: u32,
 }
@@ -98,12 +98,12 @@ impl Redis {
 
 const BULK_SECONDS: &str = "2";
 const BULK_PORT: &str = "5301";
-/// Long enough that what the clock of CPU time cannot tell does not matter.
+/// Enough requests to make the resolution of the CPU clock irrelevant.
 const REQUESTS: u32 = 150_000;
 const REQUESTS_OF_ONE: u32 = 40_000;
 /// The engine uses a port for a destination again after a minute.
 const CONNECTIONS: u32 = 5_000;
-/// Of each client, so that the set-up of its connection is not what is measured.
+/// The least requests per client, so that the connection set-up does not dominate.
 const REQUESTS_EACH_MIN: u32 = 400;
 
 impl<'n> Scene<'n> {
@@ -117,8 +117,8 @@ impl<'n> Scene<'n> {
         let mut adapter = network.near(&toehold.to_string_lossy());
         adapter.args(["adapter", "--link", &network.link(case.link)]);
         adapter.args(["--address", &format!("{NEAR_ENGINE}/24")]);
-        // Over a packet socket the kernel cuts for the engine as it cuts for itself, in software;
-        // over AF_XDP nobody does.
+        // Over a packet socket the kernel segments for the engine as for itself, in software. Over
+        // AF_XDP there is no segmentation.
         if !case.large && case.link == Link::Tap {
             adapter.args(["--no-lso", "--no-lro"]);
         }
@@ -237,7 +237,7 @@ impl<'n> Scene<'n> {
         })
     }
 
-    /// Seconds so far: of all cores, of the arm's server, of the adapter where the arm has it.
+    /// CPU seconds so far: of all cores, of the arm's server, of the adapter if the arm uses it.
     fn cpu_now(&self, arm: Arm) -> Result<[f64; 3], String> {
         let server = match arm {
             Arm::Kernel | Arm::Again => self.servers.first(),
@@ -292,7 +292,7 @@ impl<'n> Scene<'n> {
         command
     }
 
-    /// One of the engine's numbers.
+    /// One of the engine's counters.
     fn engine(&self, key: &str) -> Option<u64> {
         let mut command = Command::new(&self.toehold);
         command.args(["status", "--json"]);

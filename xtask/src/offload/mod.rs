@@ -8,9 +8,9 @@
 //!   near ── engine ── x0 ══ veth ══ x1 ── far    or by AF_XDP over a veth of its own
 //! ```
 //!
-//! The arms of a row run in turns, in the same minutes, against the same kernel at the far end. The
-//! kernel's runs twice, for the noise floor. Ratios are of neighbours. CPU is that of every core,
-//! and of each program by the kernel's own account.
+//! The arms of a row run in turn, in the same minutes, against the same kernel at the far end. The
+//! kernel's arm runs twice, for the noise floor. Ratios are computed between runs that are adjacent
+//! in time. CPU time is that of all cores, and that of each program as the kernel accounts it.
 
 mod account;
 mod load;
@@ -38,8 +38,8 @@ use crate::target;
 pub(crate) enum Work {
     /// iperf3, from the near end or to it.
     Bulk { to_near: bool },
-    /// redis-benchmark GET of three bytes with so many clients; the server is the near one, or the
-    /// far one.
+    /// redis-benchmark GET of three bytes with this many clients; the server is at the near or at
+    /// the far end.
     Requests { clients: u32, near_serves: bool },
     /// As `Requests` with fifty clients, which make a connection for each.
     Connections { near_serves: bool },
@@ -227,7 +227,7 @@ fn measure(cases: &[Case], rounds: u32, file: Option<&Path>) -> Result<Vec<Row>,
     Ok(rows)
 }
 
-/// A directory that nobody else may enter, as an adapter's has to be.
+/// A directory that only its owner can enter, as an adapter requires.
 fn private_directory() -> Result<tempfile::TempDir, String> {
     let mut builder = tempfile::Builder::new();
     let builder = builder

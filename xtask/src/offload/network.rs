@@ -1,4 +1,4 @@
-//! Two namespaces with two ways between them.
+//! Two namespaces with two paths between them.
 
 use std::process::Command;
 
@@ -6,7 +6,8 @@ use toehold_network::Namespace;
 
 use super::{Link, output};
 
-/// All kernels': the usual one, and what the kernel does best with on a link without loss.
+/// The congestion control of all kernels: a usual one, with which the kernel performs best on a
+/// link without loss.
 pub(super) const CONGESTION: &str = "reno";
 /// The near end's addresses: by the kernel, and by the engine.
 pub(super) const NEAR_KERNEL: &str = "10.85.0.2";
@@ -51,12 +52,13 @@ impl Network {
         Ok(network)
     }
 
-    /// Gives the far end its address on the adapter's link, and switches segmentation and gathering
-    /// of all kernels' devices. A TAP device is new with the adapter; what the engine does there
-    /// are options of its adapter.
+    /// Gives the far end its address on the adapter's link, and switches segmentation and receive
+    /// offload of all kernels' devices. A TAP device is created with the adapter; the adapter's
+    /// options set the engine's offloads.
     pub(super) fn bring_up(&self, link: Link, large: bool) -> Result<(), String> {
         let mut devices = vec![(&self.near, "v0"), (&self.far, "v1")];
-        // It may be the first scene, or one after a link of the other kind.
+        // Errors are ignored: in the first scene no device has the address, and later only the
+        // device of the previous link has it.
         for device in ["v1", "x1"] {
             let _ = self.far.ip(&format!("addr del 10.84.0.1/24 dev {device}"));
         }
@@ -76,7 +78,7 @@ impl Network {
             let mut command = namespace.command("ethtool");
             command.args(["-K", device, "gro", state]);
             match device {
-                // The engine decides what a TAP device may be given.
+                // For a TAP device, the engine decides about offloads.
                 "toe0" => command.args(["gso", state]),
                 // XDP at the other end leaves it to send frames as they are.
                 "x1" => &mut command,

@@ -1,11 +1,10 @@
-//! A path of any length, rate and queue, in user space: not every kernel has netem.
+//! A path of any delay, rate and queue, in user space, because not every kernel has netem.
 //!
 //! ```text
 //!   near ── v0 ══ TAP ──► queue ── rate ── delay ──► TAP ══ v1 ── far    and one for the way back
 //! ```
 //!
-//! A frame keeps its metadata: a large segment passes as one, and nobody computes a checksum that
-//! no wire will see.
+//! A frame keeps its metadata: a large segment passes as one frame, and no checksum is computed.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd};
@@ -24,7 +23,7 @@ pub(super) struct Shape {
     pub(super) delay: Duration,
     /// Rate of the bottleneck in bytes a second, and the bytes that may wait before it.
     pub(super) bottleneck: Option<(f64, f64)>,
-    /// Frames are large segments, up to 64 KB; else none is larger than the MTU.
+    /// Frames may be large segments of up to 64 KB; otherwise none is larger than the MTU.
     pub(super) large: bool,
 }
 
@@ -35,12 +34,12 @@ pub(super) struct Path {
     directions: Vec<JoinHandle<()>>,
 }
 
-/// Frames read before those that are due have their turn.
+/// The most frames that are read before due frames are sent.
 const FRAMES_PER_TURN: usize = 64;
 const FRAME_BYTES_MAX: usize = VnetHeader::BYTES + 70_000;
 /// The devices' own queues: long enough that the path's queue is the one that counts.
 const DEVICE_QUEUE_FRAMES: u32 = 20_000;
-/// How long to sleep where nothing is on its way.
+/// How long to sleep while no frame is in flight.
 const IDLE: Duration = Duration::from_millis(20);
 
 impl Path {
@@ -70,7 +69,7 @@ impl Path {
             let (is_over, dropped) = (path.is_over.clone(), path.dropped.clone());
             path.directions.push(thread::spawn(move || {
                 let mut way = Way::new(shape);
-                // Relaxed: nothing else is told by it.
+                // Relaxed: the flag publishes no other data.
                 while !is_over.load(Ordering::Relaxed) {
                     way.turn(&from, &to);
                 }
@@ -83,7 +82,7 @@ impl Path {
 
 impl Drop for Path {
     fn drop(&mut self) {
-        // Relaxed: nothing else is told by it.
+        // Relaxed: the flag publishes no other data.
         self.is_over.store(true, Ordering::Relaxed);
         for direction in self.directions.drain(..) {
             let _ = direction.join();
@@ -91,7 +90,7 @@ impl Drop for Path {
     }
 }
 
-/// One direction.
+/// One direction of the path.
 struct Way {
     shape: Shape,
     travelling: VecDeque<Frame>,
@@ -104,7 +103,7 @@ struct Way {
 struct Frame {
     due: Instant,
     header: VnetHeader,
-    /// Behind room for the metadata.
+    /// The frame, after room for the metadata.
     bytes: Vec<u8>,
 }
 
@@ -134,7 +133,7 @@ impl Way {
             .is_some_and(|frame| frame.due <= now)
         {
             let mut frame = self.travelling.pop_front().expect("there is one");
-            // A device that takes none loses it, as any link does.
+            // If the device refuses the frame, the frame is lost, as on any link.
             let _ = to.send_behind_header(frame.header, &mut frame.bytes);
         }
         let next = self.travelling.front();
@@ -164,7 +163,7 @@ impl Way {
     }
 }
 
-/// Waits until a frame can be read, or so much time has passed.
+/// Waits until a frame can be read, at most for `most`.
 fn await_readable(tap: &Tap, most: Duration) {
     let mut entry = libc::pollfd {
         fd: tap.as_fd().as_raw_fd(),

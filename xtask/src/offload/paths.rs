@@ -1,4 +1,4 @@
-//! The engine beside the kernel on long paths, and against it at a bottleneck:
+//! Measures the engine beside the kernel on long paths, and against the kernel at a bottleneck:
 //! `cargo xtask bench-paths`.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //!   near ── engine ──┴── v0 ══ path ══ v1 ── far
 //! ```
 //!
-//! Both ends of `v0` use one device and one path, so frames of the kernel and of the engine meet in
-//! one queue. The engine has a packet socket there.
+//! Both ends of `v0` use one device and one path, so frames of the kernel and of the engine share
+//! one queue. The engine uses a packet socket there.
 
 use std::path::{Path as FilePath, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -41,7 +41,7 @@ const MEETINGS: [(&str, &str); 4] = [
     ("bbr", "cubic"),
     ("cubic", "bbr"),
 ];
-/// A server takes one test at a time, and its end has to travel.
+/// A server runs one test at a time, and the end of a test takes time to travel.
 const PAUSE: Duration = Duration::from_secs(1);
 const USAGE: &str = "\
 Usage: cargo xtask bench-paths [--rounds N] [--seconds N] [--json FILE] [--pair FIRST,SECOND]
@@ -55,7 +55,7 @@ streams of N seconds: 6 for windows, 20 for shares. --pair bbr,cubic: only the s
 engine's BBR beside the kernel's CUBIC, and of the kernel's BBR there. One pair takes a little more
 than rounds x 2 x seconds. Each round is told on standard error when it is over.";
 
-/// One command line.
+/// The parsed command line.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 struct Plan<'a> {
     rounds: u32,
@@ -66,7 +66,7 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// `None`: something is not understood.
+    /// `None` when an argument is invalid.
     fn of(arguments: &'a [String]) -> Option<Self> {
         let mut plan = Plan {
             rounds: 3,
@@ -128,7 +128,7 @@ fn measure(plan: &Plan) -> Result<Value, String> {
     Ok(report)
 }
 
-/// One stream at a time: how fast each of the two stacks is over a path of each length.
+/// One stream at a time: the rate of each stack over paths of different delay.
 fn windows(toehold: &FilePath, rounds: u32, seconds: u32) -> Result<Value, String> {
     println!("| round trip | | kernel | engine | ratio |\n|---|---|---|---|---|");
     let mut all = Vec::new();
@@ -271,7 +271,7 @@ impl Scene {
                 .servers
                 .push(server.map_err(|error| format!("iperf3: {error}"))?);
         }
-        // iperf3 does not say when it listens.
+        // iperf3 does not report when it listens.
         std::thread::sleep(Duration::from_millis(300));
         Ok(scene)
     }

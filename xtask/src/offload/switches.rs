@@ -1,10 +1,10 @@
-//! The features of the receive path, each alone, none, and all, and segmentation offload:
+//! Measures the features of the receive path, each alone, none, and all, and segmentation offload:
 //! `cargo xtask bench-switches`.
 //!
-//! One adapter over a TAP device receives bulk, then sends it. Between two samples its switches are
-//! thrown (`toehold adapter --set`), so all samples are of the same process, and each round has
-//! every combination once, in another order. How many receive queues there are is settled at the
-//! adapter's start: each round has an adapter for each number.
+//! One adapter over a TAP device receives bulk data, then sends it. Its switches are changed
+//! between samples (`toehold adapter --set`), so all samples come from one process. Each round has
+//! every combination once, in a new order. The number of receive queues is fixed at the adapter's
+//! start, so each round has an adapter for each number.
 
 use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use super::{Link, output, wait_for};
 use crate::adapter::Adapter;
 use crate::target;
 
-/// Every switch that a combination is about, as it is where the combination does not say.
+/// The default of every switch that combinations change.
 const OFF: [&str; 6] = [
     "split-headers=off",
     "copy-engine=off",
@@ -28,8 +28,8 @@ const OFF: [&str; 6] = [
     "checksum=off",
     "coalesce=0",
 ];
-/// A combination's name, and what is different from [`OFF`]. The first of a table is the base of
-/// all its ratios.
+/// A combination's name, and its differences from [`OFF`]. The first of a table is the base of all
+/// its ratios.
 type Combination = (&'static str, &'static [&'static str]);
 /// LRO needs checksums left to the link.
 const RECEIVING: [Combination; 9] = [
@@ -73,7 +73,7 @@ const SIZES: [&str; 4] = ["16K", "128K", "1M", "8M"];
 const COPYBREAK: &str = "4096";
 const PORT: &str = "5301";
 const SECONDS: &str = "1";
-/// Counts begin when they are asked for: the start of the adapter is none of them.
+/// Counting begins on request, so the start of the adapter is not counted.
 const SIMULATOR: [&str; 4] = [
     "valgrind",
     "--tool=callgrind",
@@ -89,7 +89,7 @@ from the engine with and without segmentation offload; and four streams over one
 over two. Needs root, ip and ethtool (make deps). N rounds of one second each, 5 by default. With
 --cache, what the adapter misses in a simulated cache instead, by valgrind.";
 
-/// Which way bulk goes, and over how many connections at a time.
+/// The direction of bulk data, and the number of connections.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     /// A pattern of the generator's.
@@ -283,7 +283,7 @@ fn vary_queues(runtime: &Path, rounds: usize) -> Result<Samples, String> {
     })
 }
 
-/// Samples of all sizes from each of so many scenes, which `prepare` makes or changes.
+/// Takes samples of all sizes from each of `count` scenes, which `prepare` makes or changes.
 fn take_turns<S: Borrow<Scene>>(
     rounds: usize,
     load: Load,
@@ -304,9 +304,9 @@ fn take_turns<S: Borrow<Scene>>(
     Ok(samples)
 }
 
-/// Prints what the adapter would miss in a simulated cache, for a megabyte that arrived.
+/// Prints the adapter's misses in a simulated cache, per received megabyte.
 ///
-/// The kernel's work is not in it: neither the `readv` that brings a frame, nor the far end.
+/// The kernel's work is not included: neither the `readv` that receives a frame, nor the far end.
 fn count_misses() -> Result<Value, String> {
     let runtime = super::private_directory()?;
     let outcome = format!(
@@ -357,7 +357,7 @@ struct Counts {
     instructions: u64,
     /// Reads and writes of data that the first level did not have.
     first_level: u64,
-    /// Those of them that the last level did not have, either.
+    /// The misses that missed the last-level cache, too.
     last_level: u64,
 }
 

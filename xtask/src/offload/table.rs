@@ -60,7 +60,7 @@ impl Row {
         }
     }
 
-    /// The row of a case that an earlier run has measured in so many rounds.
+    /// The row of a case that an earlier run has measured in `rounds` rounds.
     pub(super) fn kept(report: &Value, case: Case, rounds: usize) -> Option<Row> {
         let rows = report["rows"].as_array()?;
         let found = rows.iter().find(|row| row["name"] == title(case))?;
@@ -80,13 +80,14 @@ impl Row {
         })
     }
 
-    /// Engine over kernel of what `get` takes from a sample: the median of the rounds.
+    /// The ratio engine / kernel of the value that `get` takes from a sample: the median of the
+    /// rounds.
     fn ratio(&self, get: impl Fn(&Sample) -> f64) -> Option<Ratio> {
         ratio(&self.samples.kernel, &self.samples.engine, get)
     }
 
-    /// Work for a CPU second of the near end, engine over kernel, and the share of the near end's
-    /// time, of both, that may be either end's receiving.
+    /// Work per CPU second of the near end, engine / kernel; and the share of both near ends' time
+    /// in which either end may have been receiving.
     fn fair(&self) -> String {
         let (kernel, engine) = (&self.samples.kernel_account, &self.samples.engine_account);
         let sum = |get: fn(&Account) -> f64| kernel.iter().chain(engine).map(get).sum::<f64>();

@@ -1,24 +1,25 @@
-//! A script without the parts that are Linux's choice alone, where no RFC asks for them.
+//! A script without the parts that only Linux demands and no RFC does.
 //!
-//! - Where a burst is cut into frames, and which of them carry PSH: RFC 9293 section 3.9.1.2 lets a
-//!   sender set PSH when it has no more data buffered. Linux also sets it after half a window. The
-//!   script's large frames become segments, the engine sends segments, and neither has PSH.
+//! - The division of a burst into frames, and which of them carry PSH: RFC 9293 section 3.9.1.2
+//!   lets a sender set PSH when it has no more data buffered. Linux also sets it after half a
+//!   window. The script's large frames become segments, the engine sends segments, and neither has
+//!   PSH.
 //! - `tcpi_reordering`: the kernel's count of how far segments overtook each other. RFC 8985
 //!   measures reordering by time.
 //!
-//! All else is compared as it stands: sequence numbers, times, acknowledgements, windows.
+//! Everything else is compared unchanged: sequence numbers, times, acknowledgements, windows.
 
 /// The choices that are left out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Without {
-    /// Frames: outgoing data is compared segment by segment of so many bytes, without PSH.
+    /// Frames: outgoing data is compared in segments of this many bytes, without PSH.
     pub(super) frames_of: Option<u32>,
     /// Whether the script asserts something of `tcpi_reordering`.
     pub(super) reordering: bool,
 }
 
 impl Without {
-    /// Whether the script stays as it is.
+    /// Whether the script stays unchanged.
     pub(super) fn is_nothing(self) -> bool {
         self == Without::default()
     }
@@ -39,7 +40,7 @@ pub(super) fn rewrite(script: &str, without: Without) -> String {
     rewritten
 }
 
-/// A line about an outgoing segment, as several, without PSH; `None` for every other line.
+/// Divides a line about an outgoing segment into several, without PSH; `None` for other lines.
 fn cut(line: &str, segment_bytes: u32) -> Option<String> {
     let (time, rest) = line.split_once(" > ")?;
     if time.contains("//") || time.contains('`') || time.contains('"') {
@@ -74,7 +75,7 @@ fn cut(line: &str, segment_bytes: u32) -> Option<String> {
     Some((0..count).map(segment).collect::<Vec<_>>().join("\n"))
 }
 
-/// The line with an assertion that always holds. Others stand on lines of their own.
+/// The line with an assertion that always holds. Other assertions are on separate lines.
 fn without_assertion(line: &str) -> String {
     let (before, after) = line
         .split_once("assert tcpi_reordering")

@@ -1,9 +1,9 @@
 //! The tests that failed, with their captured output, from the lines of the test runner.
 
-/// How many lines of a failed test's output are kept: its last ones.
+/// How many of the last lines of a failed test's output are kept.
 const LINES_MAX: usize = 60;
 
-/// How many lines of a panic stand in the closing list.
+/// How many lines of a panic are in the closing list.
 const SAID_MAX: usize = 10;
 
 /// A test that failed.
@@ -33,7 +33,7 @@ impl Failure {
         self.said().iter().for_each(|line| println!("    {line}"));
     }
 
-    /// The first lines of its panic, or of its output where it has none.
+    /// The first lines of its panic, or of its output if there was no panic.
     fn said(&self) -> &[String] {
         let panic = |line: &String| line.starts_with("thread '") && line.contains("panicked at");
         let begin = self.output.iter().position(panic).unwrap_or(0);
@@ -82,7 +82,7 @@ impl Failures {
     fn look_at_output(&mut self, line: &str, part: usize) {
         let title = line.strip_prefix("---- ");
         if let Some(test) = title.and_then(|title| title.strip_suffix(" stdout ----")) {
-            // Tests that must panic have this behind their names.
+            // The runner appends this to the names of tests that must panic.
             let test = test.trim_end_matches(" - should panic");
             self.add(test, part);
         } else if let Some(failure) = self.found.last_mut() {

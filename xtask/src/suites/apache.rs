@@ -17,8 +17,8 @@ const PACKAGE: &str = "apache2";
 const SCRIPT: &str = "apache_suite.sh";
 /// Where Debian keeps the tests in the source of its package.
 const FRAMEWORK: &str = "debian/perl-framework";
-/// The programs, and the folders of tests that each runs: parts that take about as long as each
-/// other. Those of PHP want a module that is not among Debian's of Apache.
+/// The programs, and the folders of tests that each runs: parts of similar duration. PHP's tests
+/// need a module that Debian's Apache packages do not have.
 const PARTS: [(&str, &[&str]); 4] = [
     ("apache", &["t/apache", "t/apr"]),
     ("modules", &["t/modules"]),
@@ -29,7 +29,7 @@ const PARTS: [(&str, &[&str]); 4] = [
     ("ssl", &["t/ssl"]),
 ];
 
-/// A program for each part; none is quick.
+/// A program for each part; none is in the quick selection.
 pub(super) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
     if is_quick {
         return Ok(Vec::new());
@@ -64,9 +64,9 @@ pub(super) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
     Ok(PARTS.into_iter().map(program).collect())
 }
 
-/// `t/apache/404.t ... ok`, `t/php/all.t ... skipped: no PHP`, and of one that failed, in the
-/// summary at the end, `t/filter/case.t (Wstat: 512 (exited 2) Tests: 4 Failed: 1)`. The summary
-/// has those with a check that passes against expectation, too.
+/// Reads lines like `t/apache/404.t ... ok`, `t/php/all.t ... skipped: no PHP`, and for a failed
+/// test, in the final summary, `t/filter/case.t (Wstat: 512 (exited 2) Tests: 4 Failed: 1)`. The
+/// summary also has tests with a check that passes unexpectedly.
 fn read(line: &str) -> Option<(String, Outcome)> {
     let (test, said) = line.split_once(' ')?;
     if !test.starts_with("t/") || !test.ends_with(".t") {

@@ -24,7 +24,7 @@ const CONFIGURE: [&str; 10] = [
     "--with-openssl",
 ];
 
-/// A program for each few of its tests; none is quick.
+/// A program for every few tests; none is in the quick selection.
 pub(crate) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
     if is_quick {
         return Ok(Vec::new());
@@ -54,7 +54,7 @@ pub(crate) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
             name: format!("{}-{}", chunk[0], chunk[chunk.len() - 1]),
             command: command.into_iter().map(Into::into).collect(),
             dir: tests.clone(),
-            // Without a user's name its runner dies at the first test of SFTP.
+            // Without a user name its runner dies at the first test of SFTP.
             environment: vec![("LC_ALL", "C".into()), ("USER", "root".into())],
             reading: Reading::Lines(read),
             time_limit: TIME_LIMIT,
@@ -77,7 +77,7 @@ fn numbers(tests: &Path) -> std::io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// `PASS: 12 - what it is about` and `FAIL: 12 - ...`. A test that died has no line.
+/// Reads `PASS: 12 - what it is about` and `FAIL: 12 - ...`. A test that died has no line.
 fn read(line: &str) -> Option<(String, Outcome)> {
     let (word, rest) = line.split_once(": ")?;
     let outcome = match word {

@@ -1,13 +1,13 @@
-//! Leftovers of a run of suites, to be removed: processes that their programs started, and folders.
+//! Removes leftovers of a run of suites: processes that their programs started, and folders.
 //!
-//! - A signal that asks this program to end only sets a flag. The program that is running is ended,
+//! - A signal that asks this program to end only sets a flag. Then the current program is ended,
 //!   and everything is dropped in order.
-//! - SIGKILL leaves the processes that a program of a suite had started, and the folder. The next
-//!   run ends them: nobody holds the lock in that folder any more, and each process of that run is
-//!   in the network whose cookie the folder keeps, or names the folder in its environment. (Redis
-//!   writes over its environment; without privileges there is no network.)
+//! - SIGKILL leaves behind the processes that a suite's program had started, and the folder. The
+//!   next run ends them: the lock in that folder is free, and each process of that run is in the
+//!   network whose cookie the folder stores, or has the folder in its environment. (Redis
+//!   overwrites its environment; without privileges there is no network.)
 //!
-//! The network itself goes with its last process: see [`Namespace`].
+//! The network disappears with its last process: see [`Namespace`].
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -34,7 +34,7 @@ static ENDED: AtomicBool = AtomicBool::new(false);
 /// Has SIGINT, SIGTERM and SIGHUP set the flag of [`is_ended`]. A second one ends this program.
 pub(crate) fn watch_signals() {
     extern "C" fn note(_: libc::c_int) {
-        // Relaxed: the flag stands for itself.
+        // Relaxed: the flag publishes no other data.
         ENDED.store(true, Ordering::Relaxed);
     }
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
@@ -77,9 +77,9 @@ impl Folder {
     }
 }
 
-/// Waits until no other run on this host has a suite. Its programs share files with fixed names,
-/// such as libuv's `/tmp/uv-test-sock`, and the folders that were prepared for them. The suite is
-/// this run's until the file is closed.
+/// Waits until no other run on this host uses the suite. The suite's programs share files with
+/// fixed names, such as libuv's `/tmp/uv-test-sock`, and prepared folders. This run has the suite
+/// until the file is closed.
 pub(crate) fn reserve(suite: &str) -> std::io::Result<File> {
     let path = std::env::temp_dir().join(format!("{RESERVED}{suite}"));
     let file = File::options().append(true).create(true).open(path)?;
@@ -89,7 +89,7 @@ pub(crate) fn reserve(suite: &str) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// Removes what runs before this one left, which SIGKILL ended.
+/// Removes leftovers of earlier runs that SIGKILL ended.
 pub(crate) fn sweep() {
     for folder in folders_of_the_dead(&std::env::temp_dir()) {
         end_those_of(&folder);
@@ -118,7 +118,7 @@ pub(crate) fn end_those_of(folder: &Path) {
     }
 }
 
-/// The folders whose lock nobody holds.
+/// The folders whose lock is free.
 fn folders_of_the_dead(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let is_dead = |path: &PathBuf| {

@@ -1,4 +1,4 @@
-//! libevent's own tests, each in a process of its own, over each of its ways of waiting.
+//! libevent's own tests, each in a process of its own, with each of libevent's backends.
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -8,14 +8,14 @@ use super::run::{Outcome, Program, Reading};
 use super::source;
 
 const TIME_LIMIT: Duration = Duration::from_secs(60);
-/// Ways of waiting, and the variables that leave only one of them, as its own script does.
+/// Backends, and the variables that disable all others, as in libevent's own script.
 const BACKENDS: [(&str, &[&str]); 3] = [
     ("epoll", &["EVENT_NOPOLL", "EVENT_NOSELECT"]),
     ("poll", &["EVENT_NOEPOLL", "EVENT_NOSELECT"]),
     ("select", &["EVENT_NOEPOLL", "EVENT_NOPOLL"]),
 ];
-/// A program for each test and way of waiting. None is quick: its tests that use TCP are those of
-/// HTTP, which take minutes, and the others talk to themselves by pairs of Unix sockets.
+/// A program for each test and backend. None is in the quick selection: only the tests of HTTP use
+/// TCP, and they take minutes; the others use pairs of Unix sockets.
 pub(crate) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
     if is_quick {
         return Ok(Vec::new());

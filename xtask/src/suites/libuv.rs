@@ -6,12 +6,12 @@ use std::time::Duration;
 use super::run::{Outcome, Program, Reading};
 use super::source;
 
-/// The time that libuv's own runner gives each test, and half as much again.
+/// One and a half times the limit of libuv's own runner.
 const TIME_LIMIT: Duration = Duration::from_secs(90);
 
 /// Without it the runner refuses to run as root.
 const AS_ROOT: &str = "UV_RUN_AS_ROOT";
-/// Parts of the names of tests that touch sockets and take seconds: those of `make test`.
+/// Parts of the names of tests that use sockets and take seconds: the selection for `make test`.
 const QUICK: [&str; 6] = [
     "tcp_",
     "pipe_",
@@ -20,7 +20,7 @@ const QUICK: [&str; 6] = [
     "socket_",
     "callback_order",
 ];
-/// Of those, the ones that take longer.
+/// Tests among them that take longer.
 const SLOW: [&str; 4] = ["multiple_listen", "many", "writealot", "keepalive"];
 
 /// A program for each test.
@@ -66,8 +66,8 @@ fn names(list: &str) -> impl Iterator<Item = &str> {
         .filter_map(|line| line.split_whitespace().next())
 }
 
-/// By the Test Anything Protocol. After `ok 1 - NAME # SKIP reason` the runner's status is no
-/// success.
+/// By the Test Anything Protocol. After `ok 1 - NAME # SKIP reason` the runner's exit status is a
+/// failure.
 fn judge(said: &str, success: bool) -> Outcome {
     let skipped = |line: &str| line.starts_with("ok ") && line.contains("# SKIP");
     match success {

@@ -16,7 +16,7 @@ const LEFT_OUT: [&str; 1] = ["binary-extstore.t"];
 /// The programs that memcached's scripts start.
 const TARGETS: [&str; 4] = ["memcached-debug", "timedrun", "sizes", "testapp"];
 
-/// A program for each script; none is quick.
+/// A program for each script; none is in the quick selection.
 pub(crate) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
     if is_quick {
         return Ok(Vec::new());
@@ -65,8 +65,8 @@ fn scripts(dir: &Path) -> std::io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// By the Test Anything Protocol. A script is one test: a single one may tell of 100,000, most of
-/// them of the same loop.
+/// By the Test Anything Protocol. A script counts as one test: one script may report 100,000, most
+/// of them from one loop.
 fn judge(said: &str, success: bool) -> Outcome {
     let wants_nothing = |line: &str| line.starts_with("1..0");
     match success {

@@ -1,14 +1,14 @@
-//! The test suites of other projects, run twice: as they are, and with every connection that can be
-//! accelerated accelerated from its first call on. Each difference is a fault, or stands in
-//! [`differences`] with a reason that a user would accept.
+//! Runs the test suites of other projects twice: unchanged, and with every connection accelerated
+//! from its first call on if possible. Each difference is a fault, or is listed in [`differences`]
+//! with a reason that a user would accept.
 //!
-//! - [`run`]: one test program, run to its end or to the end of our time_limit.
-//! - [`leftovers`]: what is cleaned up when a signal ends a run.
-//! - [`source`]: sources of others, fetched once.
+//! - [`run`]: runs one test program until it ends or exceeds our time limit.
+//! - [`leftovers`]: cleans up after runs that were ended by a signal.
+//! - [`source`]: sources of other projects, fetched once.
 //! - [`python`], [`libuv`], [`libevent`], [`memcached`], [`redis`], [`curl`], [`postgres`],
-//!   [`apache`], [`vtc`]: what is run of each.
-//! - [`differences`]: the differences that are accepted.
-//! - [`table`]: what is told of the results, also of several runs together.
+//!   [`apache`], [`vtc`]: the selected tests of each project.
+//! - [`differences`]: the accepted differences.
+//! - [`table`]: prints the results, also of several runs together.
 
 mod apache;
 mod curl;
@@ -39,7 +39,7 @@ use self::run::{Grounds, Outcome, Program, Results, Way};
 use self::table::Part;
 use crate::root;
 
-/// How often a test that differs is run again, each way, before it is told of.
+/// How often a test that differs is repeated, each way, before it is reported.
 const REPEATS: usize = 4;
 /// How many programs of a suite are told of with their times.
 const SLOWEST_SHOWN: usize = 5;
@@ -48,8 +48,8 @@ const SLOWEST_SHOWN: usize = 5;
 struct Suite {
     name: &'static str,
     about: &'static str,
-    /// How many of its programs run at the same time, each in a network of its own. One where they
-    /// share files.
+    /// How many of its programs run at the same time, each in its own network. One if they share
+    /// files.
     at_once: usize,
     /// Where root runs the suites: the user that runs its programs.
     user: Option<&'static str>,
@@ -57,7 +57,7 @@ struct Suite {
     programs: fn(is_quick: bool) -> Result<Vec<Program>, String>,
 }
 
-/// In the order in which they begin: those that take long come first.
+/// In starting order: long suites first.
 const SUITES: [Suite; 11] = [
     Suite {
         name: "python",
@@ -148,7 +148,7 @@ struct Row {
     accelerated: Results,
     /// Each test that came out otherwise under Toehold, every time that it passed on the kernel.
     differences: Vec<Difference>,
-    /// Tests that do not come out alike on the kernel.
+    /// Tests whose results on the kernel vary.
     unsteady: Vec<String>,
     seconds: f64,
 }
@@ -262,11 +262,11 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     is_good
 }
 
-/// Which of a suite's programs are run.
+/// The selection of a suite's programs.
 #[derive(Clone, Copy)]
 struct Choice<'a> {
     is_quick: bool,
-    /// Those with this in their names.
+    /// Only programs with this in their names.
     only: Option<&'a str>,
     part: Option<Part>,
 }
@@ -284,7 +284,8 @@ impl Choice<'_> {
     }
 }
 
-/// Runs suites, `jobs` at a time; their rows in the order of the suites, and whether all could run.
+/// Runs suites, `jobs` at a time. Returns their rows in the order of the suites, and whether all
+/// could run.
 fn run_all(suites: &[&Suite], jobs: usize, choice: Choice) -> (Vec<Row>, bool) {
     let queue = Mutex::new(suites.iter().enumerate());
     let done: Mutex<BTreeMap<usize, Result<Row, String>>> = Mutex::default();
@@ -341,7 +342,7 @@ fn is_built() -> bool {
     built.is_ok_and(|status| status.success())
 }
 
-/// Runs programs both ways, and what differs again.
+/// Runs programs both ways, and repeats those that differ.
 fn examine(suite: &Suite, programs: &[Program]) -> Result<Row, String> {
     let begun = Instant::now();
     let ground = Grounds::new(suite.name, suite.user, suite.at_once)?;

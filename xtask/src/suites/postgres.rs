@@ -1,5 +1,5 @@
-//! PostgreSQL's regression and isolation tests: the server and the test programs that are
-//! installed, over TCP. The server has no Unix socket.
+//! PostgreSQL's regression and isolation tests, with the installed server and test programs, over
+//! TCP. The server has no Unix socket.
 
 use std::ffi::OsString;
 use std::fs;
@@ -27,8 +27,8 @@ const CONFIGURE: [&str; 4] = [
 ];
 /// Libraries of the server's that tests load from the folder that has `regress.so`.
 const LIBRARIES: [&str; 2] = ["autoinc.so", "refint.so"];
-/// How many groups of tests, from the first, are those of `make test`: types, and copying. The
-/// groups after them take longer, and need what the ones before have made.
+/// How many groups of tests are in the selection for `make test`, from the first on: types, and
+/// copying. Later groups take longer, and need the results of earlier ones.
 const QUICK_GROUPS: usize = 6;
 
 /// A program for each of the two; the quick part has the first tests of one.
@@ -60,7 +60,7 @@ pub(super) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
         )?]);
     }
     let isolation = runners.join("isolation/pg_isolation_regress");
-    // Two of the isolation tests want prepared transactions, and are in no schedule for that.
+    // Two of the isolation tests need prepared transactions, and are therefore in no schedule.
     let isolated = [
         "--schedule=isolation_schedule",
         "prepared-transactions",
@@ -132,7 +132,7 @@ fn prepare(tests: &Path, work: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A port that is free in this network, where a program has none of its own.
+/// A free port in this network, if the program does not have its own network.
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }

@@ -10,10 +10,10 @@ use crate::root;
 /// Debian's package of the suite puts it beside the library.
 const LIBRARY: &str = "/usr/lib/python3.11/test";
 const INTERPRETER: &str = "/usr/bin/python3.11";
-/// Longer than any of these tests takes with a core of its own.
+/// Longer than any of these tests takes on a core of its own.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Modules of `test` that use sockets or hand descriptors on.
+/// Modules of `test` that use sockets or pass descriptors.
 const MODULES: [&str; 33] = [
     "test_socket",
     "test_socketserver",
@@ -50,7 +50,7 @@ const MODULES: [&str; 33] = [
     "test_fork1",
 ];
 
-/// Modules that take seconds: those of `make test`.
+/// Modules that take seconds: the selection for `make test`.
 const QUICK: [&str; 10] = [
     "test_selectors",
     "test_epoll",
@@ -74,7 +74,7 @@ const MULTIPROCESSING: [&str; 6] = [
     "WithManagerTestRemoteManager",
 ];
 
-/// A program for each module but those of asyncio; the quick ones may be of asyncio, too.
+/// A program for each module except those of asyncio; the quick selection may include asyncio.
 pub(crate) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
     is_installed()?;
     if is_quick {

@@ -49,7 +49,7 @@ const PROGRAMS: [&str; 5] = [
     "redis-check-rdb",
 ];
 
-/// A program for each unit; none is quick.
+/// A program for each unit; none is in the quick selection.
 pub(super) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
     if is_quick {
         return Ok(Vec::new());
@@ -158,7 +158,7 @@ fn read(line: &str) -> Option<(String, Outcome)> {
         "skip" | "ignore" => Outcome::Skipped,
         _ => return None,
     };
-    // How long it took differs, and what an error is about comes after " in ".
+    // The duration varies, and the detail of an error follows " in ".
     let test = said.rsplit_once(" (").map_or(said, |(test, _)| test);
     let test = match outcome {
         Outcome::Failed => test.split_once(" in tests/").map_or(test, |(test, _)| test),
@@ -167,8 +167,8 @@ fn read(line: &str) -> Option<(String, Outcome)> {
     Some((test.to_owned(), outcome))
 }
 
-/// `14:07:31> Cluster should be writable: OK`. A test's own output may stand before the end of its
-/// line, or on lines after it.
+/// Reads `14:07:31> Cluster should be writable: OK`. A test's own output may come before the end of
+/// its line, or on lines after it.
 fn read_cluster(line: &str) -> Option<(String, Outcome)> {
     let (time, said) = line.split_once("> ")?;
     if time.len() != 8 || !time.starts_with(|first: char| first.is_ascii_digit()) {
@@ -183,7 +183,7 @@ fn read_cluster(line: &str) -> Option<(String, Outcome)> {
     Some((without_numbers(test), outcome))
 }
 
-/// Which server becomes the master is drawn by lot, and names of tests tell of its port.
+/// The choice of the master is random, and names of tests contain its port.
 fn without_numbers(test: &str) -> String {
     let mut name = String::new();
     for letter in test.chars() {
@@ -204,7 +204,7 @@ fn prepare(from: &Path, programs: &[PathBuf], work: &Path) -> std::io::Result<()
     }
     // A server by this name is a sentinel.
     std::os::unix::fs::symlink(&programs[0], work.join("src/redis-sentinel"))?;
-    // `tests` holds what a run leaves behind; of the rest the suite only reads.
+    // A run writes only into `tests`; the suite only reads the rest.
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;
         let name = entry.file_name();

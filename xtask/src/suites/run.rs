@@ -1,12 +1,13 @@
-//! One test program, run to its end or to the end of our time_limit.
+//! Runs one test program until it ends or exceeds our time limit.
 //!
 //! ```text
 //!   way ── plain ─────────────────────────────────────► PROGRAM
 //!      └── accelerated ───► toehold run --pair-after 1 ► PROGRAM
 //! ```
 //!
-//! Everything of a suite happens in one [`Namespace`] of its own: its fixed ports are free, and it
-//! reaches nobody. Nothing of a suite outlives this program: see [`leftovers`].
+//! Everything of a suite runs in one [`Namespace`] of its own: its fixed ports are free, and it
+//! cannot reach other networks. All of a suite's processes end with this program: see
+//! [`leftovers`].
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -28,12 +29,12 @@ use toehold_network::Namespace;
 
 /// How often running programs are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How often the adapter is asked what it sees.
+/// How often the adapter is asked for connections.
 const ASK_EVERY: Duration = Duration::from_millis(150);
 /// How often a program is started again after a test of it hung.
 const STARTS_MAX: usize = 40;
 
-/// Programs that write more than this are not kept: memcached's write what they have measured.
+/// Larger output is not kept: memcached's programs print all their measurements.
 const KEPT_BYTES_MAX: u64 = 4 << 20;
 
 /// How a test ended.
@@ -41,7 +42,7 @@ const KEPT_BYTES_MAX: u64 = 4 << 20;
 pub(crate) enum Outcome {
     /// It found nothing wrong.
     Passed,
-    /// It did not want to run here.
+    /// The test refused to run here.
     Skipped,
     /// It found something wrong, or died.
     Failed,
@@ -52,7 +53,7 @@ pub(crate) enum Outcome {
 /// A program of a suite, which runs one test or many.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
-    /// Unique in its suite; the name of the test where there is only one.
+    /// Unique in its suite; the name of the test if there is only one.
     pub(crate) name: String,
     /// The program and its arguments.
     pub(crate) command: Vec<OsString>,
@@ -69,22 +70,23 @@ pub(crate) struct Program {
 /// How the outcome of tests is read from a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reading {
-    /// One test: by what the program wrote, and whether it ended in success.
+    /// One test: judged by the program's output and exit status.
     Whole(fn(&str, bool) -> Outcome),
     /// Many tests: by the lines that the program wrote.
     Lines(fn(&str) -> Option<(String, Outcome)>),
-    /// Many tests: by lines `begin TEST`, `passed TEST`, `failed TEST`, `skipped TEST` in the file
-    /// that `TOEHOLD_SUITE_JOURNAL` names. Started again, the program leaves out what had begun.
+    /// Many tests: judged by lines `begin TEST`, `passed TEST`, `failed TEST`, `skipped TEST` in
+    /// the file that `TOEHOLD_SUITE_JOURNAL` names. When the program is started again, it omits
+    /// tests that had begun.
     Journal,
 }
 
-/// The outcomes of a suite's tests, one way.
+/// The outcomes of a suite's tests in one way.
 #[derive(Debug, Default)]
 pub(crate) struct Results {
     /// Each test's outcome, by the name `PROGRAM/TEST`.
     pub(crate) outcomes: BTreeMap<String, Outcome>,
-    /// Connection ends that were seen in shared memory. Those that live for less than
-    /// [`ASK_EVERY`] are mostly not seen.
+    /// Connection ends that were seen in shared memory. Those that live for less than [`ASK_EVERY`]
+    /// are mostly missed.
     pub(crate) upgraded: usize,
     /// Connections that the adapter gave a channel: exact, unlike `upgraded`.
     pub(crate) channels: u64,
@@ -95,13 +97,13 @@ pub(crate) struct Results {
 /// How a program is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// As it is.
+    /// Unchanged.
     Plain,
     /// Under `toehold run`, with each connection paired at its first call.
     Accelerated,
 }
 
-/// As many grounds as programs of a suite run at the same time.
+/// The environments of a suite: as many as its programs run at the same time.
 #[derive(Debug)]
 pub(crate) struct Grounds(Vec<Ground>);
 
@@ -143,7 +145,7 @@ impl Grounds {
 #[derive(Debug)]
 struct Ground {
     suite: &'static str,
-    /// Without privileges, there is none of its own.
+    /// `None` without privileges.
     network: Option<Namespace>,
     adapter: Adapter,
     work: Folder,
@@ -192,8 +194,8 @@ impl Ground {
         })
     }
 
-    /// Where a program is started. A user who is not the one that runs this has a copy of its own,
-    /// made for each start.
+    /// The folder in which a program is started. If the program runs as another user, that user
+    /// gets a copy, made for each start.
     fn folder_of(&self, program: &Program) -> Result<PathBuf, String> {
         let Some(user) = self.user else {
             return Ok(program.dir.clone());
@@ -246,8 +248,8 @@ impl Ground {
         results
     }
 
-    /// Keeps what a program wrote for people: `target/suites/output/SUITE/WAY/PROGRAM`. That of its
-    /// last failure has `.failed` behind it, because a program that fails is run again.
+    /// Keeps a program's output for readers: `target/suites/output/SUITE/WAY/PROGRAM`. The output
+    /// of its last failure has the suffix `.failed`, because a program that fails is run again.
     fn keep(&self, program: &Program, way: Way, output: &Path, succeeded: bool) {
         let way = format!("{way:?}").to_lowercase();
         if fs::metadata(output).is_ok_and(|metadata| metadata.len() > KEPT_BYTES_MAX) {
@@ -329,7 +331,7 @@ impl Ground {
         tests.into_iter().map(named).collect()
     }
 
-    /// Runs a program once; `None` when its time was over, and it was ended.
+    /// Runs a program once; `None` when it exceeded its time limit and was ended.
     fn run_once(
         &self,
         program: &Program,
@@ -410,7 +412,7 @@ impl Drop for Ground {
     }
 }
 
-/// A command for a program in a network, if there is one, as a user, if there is one.
+/// A command for a program, in `network` if given, as `user` if given.
 fn within(network: Option<&Namespace>, user: Option<&str>, program: &Path) -> Command {
     let mut command = as_user(user, program);
     if let Some(network) = network {

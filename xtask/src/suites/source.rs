@@ -1,7 +1,7 @@
-//! Sources of others, as Debian has them: fetched once, kept under `target/suites`, never
+//! Sources of other projects from Debian: fetched once, kept under `target/suites`, never
 //! committed.
 //!
-//! `apt-get source` is told of a list of its own, so that the system's lists stay as they are.
+//! `apt-get source` uses a separate list, so that the system's lists do not change.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use std::sync::Mutex;
 
 use crate::target;
 
-/// The variable with an address where else original sources lie, for mirrors of the archive that
-/// lack one. A file from there is taken when it has the checksum that Debian's description states.
+/// The variable with another address of original sources, for mirrors of the archive that lack one.
+/// A file from there must have the checksum in Debian's description.
 const ORIGINALS: &str = "TOEHOLD_SUITES_ORIGINALS";
 /// A part of apt, which downloads a file and checks it.
 const DOWNLOADER: &str = "/usr/lib/apt/apt-helper";
 
-/// Where everything that suites need is kept.
+/// The folder for everything that suites need.
 pub(crate) fn cache() -> PathBuf {
     target().join("suites")
 }
@@ -68,7 +68,7 @@ fn sources() -> Result<String, String> {
     Ok(list)
 }
 
-/// Those of a list's lines that are of a release, and not of its updates.
+/// The lines of a list that are about a release, and not about its updates.
 fn of_release(list: &str) -> String {
     let is_of_release = |line: &&str| {
         let release = line.split_whitespace().nth(2);
@@ -78,7 +78,7 @@ fn of_release(list: &str) -> String {
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// The source that `apt-get source WORD` brings, with a list of its own, kept as `name`.
+/// The source that `apt-get source WORD` fetches, with a separate list, kept as `name`.
 fn fetched(name: &str, word: &str, sources: &str) -> Result<PathBuf, String> {
     let dir = cache().join(name);
     if let Some(source) = only_folder(&dir) {
@@ -91,7 +91,7 @@ fn fetched(name: &str, word: &str, sources: &str) -> Result<PathBuf, String> {
     let made =
         fs::create_dir_all(&partial).and_then(|()| fs::create_dir_all(state.join("partial")));
     made.map_err(|error| error.to_string())?;
-    // Not among apt's lists: apt removes there what it does not know.
+    // Not among apt's lists, because apt removes unknown files there.
     let list = cache().join("sources.list");
     fs::write(&list, sources).map_err(|error| error.to_string())?;
     let apt = |words: &[&str]| {
@@ -143,7 +143,7 @@ fn original(description: &str) -> Option<(&str, &str)> {
     files.find(|(_, name)| name.contains(".orig.tar.") && !name.ends_with(".asc"))
 }
 
-/// Runs a step of a build in `dir`; what it says is shown when it fails.
+/// Runs a build step in `dir`; its output is shown when it fails.
 pub(crate) fn build(dir: &Path, words: &[&str]) -> Result<(), String> {
     let (program, arguments) = words.split_first().expect("a step has a program");
     succeeds(Command::new(program).args(arguments).current_dir(dir))

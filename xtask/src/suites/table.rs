@@ -1,11 +1,11 @@
 //! The results as an entry of JSON for each suite, and as the table of `docs/suites.md`.
 //!
-//! A host with other work runs one suite at a time. `--merge FILE` puts the entries of such runs
-//! together: those of the suites that were run now replace those that the file has, and the table
-//! and the exit status are of them all. Each entry says of which code it is.
+//! A host with other work runs one suite at a time. `--merge FILE` combines the entries of such
+//! runs: entries of the suites that were run now replace those in the file. The table and the exit
+//! status cover all of them. Each entry names the code that was tested.
 //!
 //! A suite may be run in parts, one after the other. Each test is in one [`Part`]. The table has
-//! one row for all parts of a suite, and says which are not there.
+//! one row for all parts of a suite, and names missing parts.
 
 use std::fmt::Write;
 use std::fs;
@@ -38,7 +38,7 @@ impl Part {
         elements.step_by(self.of).collect()
     }
 
-    /// The part of an entry: the whole, where it names none.
+    /// The part of an entry; the whole suite if the entry names none.
     fn of_entry(entry: &Value) -> Part {
         let part = entry["part"].as_str().and_then(|part| part.parse().ok());
         part.unwrap_or(Part::WHOLE)
@@ -64,7 +64,7 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// The commit that last changed Toehold, with `+` where there are changes since.
+/// The last commit that changed Toehold, with `+` if there are uncommitted changes.
 pub(super) fn code() -> String {
     let git = |words: &[&str]| {
         let output = Command::new("git").args(words).current_dir(root()).output();
@@ -115,8 +115,7 @@ pub(super) fn entry(row: &Row, code: &str, part: Option<Part>) -> Value {
     })
 }
 
-/// The entries of a file, if it exists, with those of `now` in their places; in the order of the
-/// suites.
+/// The entries of a file, if it exists, updated with those of `now`; in the order of the suites.
 pub(super) fn merged(path: &str, now: Vec<Value>) -> Result<Vec<Value>, String> {
     let earlier = match fs::read_to_string(path) {
         Ok(text) => serde_json::from_str(&text).map_err(|error| error.to_string())?,
@@ -126,7 +125,8 @@ pub(super) fn merged(path: &str, now: Vec<Value>) -> Result<Vec<Value>, String> 
     Ok(in_order(&earlier, &now))
 }
 
-/// Of each suite the entries of `now`, and those of `earlier` that are other parts of as many.
+/// For each suite the entries of `now`, and those of `earlier` that are other parts of the same
+/// division.
 fn in_order(earlier: &Value, now: &[Value]) -> Vec<Value> {
     let earlier = earlier["suites"].as_array().map_or(&[][..], Vec::as_slice);
     let of_suite = |suite: &str| {
@@ -160,7 +160,7 @@ fn title(suite: &str, entries: &[&Value]) -> String {
     format!("{suite} ({word} {} of {of})", numbers.join(", "))
 }
 
-/// The table of `docs/suites.md`, and a line that says of which code it is.
+/// The table of `docs/suites.md`, and a line that names the tested code.
 pub(super) fn markdown(entries: &[Value]) -> String {
     let mut text = String::from(
         "| suite | passed plain | passed accelerated | skipped | failed plain | \

@@ -13,11 +13,11 @@ use super::source;
 
 /// How long `varnishtest` gives a test, in seconds. Few take more than ten.
 const SECONDS: &str = "60";
-/// Longer than that.
+/// Longer than the limit of its own runner.
 const TIME_LIMIT: Duration = Duration::from_secs(90);
-/// Where Debian has servers, although an ordinary user's `PATH` does not.
+/// The folder of Debian's servers, which is not in an ordinary user's `PATH`.
 const SERVERS: &str = "/usr/sbin";
-/// Folders of HAProxy's tests whose tests take a second: those of `make test`.
+/// Folders of HAProxy's tests that take a second: the selection for `make test`.
 const QUICK: [&str; 6] = [
     "cache",
     "compression",
@@ -45,7 +45,7 @@ pub(super) fn haproxy(is_quick: bool) -> Result<Vec<Program>, String> {
     };
     let program = |test: &&str| Program {
         name: test.trim_start_matches("reg-tests/").to_owned(),
-        // As its script does; bodies of two megabytes want room.
+        // As in its own script; bodies of two megabytes need room.
         command: words(&[
             &runner.to_string_lossy(),
             "-b",
@@ -87,7 +87,7 @@ fn chosen(list: &str) -> impl Iterator<Item = &str> {
         .map(|test| test.trim_start_matches("./"))
 }
 
-/// A program for each of Varnish's tests; none is quick.
+/// A program for each of Varnish's tests; none is in the quick selection.
 pub(super) fn varnish(is_quick: bool) -> Result<Vec<Program>, String> {
     if is_quick {
         return Ok(Vec::new());
@@ -120,7 +120,7 @@ fn words(words: &[&str]) -> Vec<OsString> {
     words.iter().map(Into::into).collect()
 }
 
-/// The path of a program of a package of its own.
+/// The path of a program from a separate package.
 fn installed(name: &str) -> Result<PathBuf, String> {
     let server = Path::new(SERVERS).join(name);
     let found = source::in_path(name).or_else(|| server.is_file().then_some(server));
@@ -147,7 +147,7 @@ fn tests(dir: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// By the line of the test: `#    top  TEST a00000.vtc passed (0.1)`.
+/// Reads the result line: `#    top  TEST a00000.vtc passed (0.1)`.
 fn judge(said: &str, success: bool) -> Outcome {
     let is_skipped = |line: &str| line.contains("  TEST ") && line.contains(" skipped");
     match success {

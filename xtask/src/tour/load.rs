@@ -1,4 +1,4 @@
-//! Requests by way of the three services, all the time, each answer checked.
+//! Continuous requests through the three services; each answer is checked.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Clients at a time. Each has one connection to nginx for [`BATCH`] requests.
+/// Number of clients. Each makes [`BATCH`] requests on one connection to nginx.
 const CLIENTS: usize = 2;
 /// Requests of one client, one after the other.
 const BATCH: usize = 25;
-/// The database has as many items; `app.sql` makes them.
+/// The number of items in the database; `app.sql` makes them.
 const ITEMS: usize = 200;
 /// Between two batches, so that the other programs of a small host get their turn.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -25,7 +25,7 @@ pub(super) struct Load {
 #[derive(Debug, Default)]
 struct Shared {
     has_ended: AtomicBool,
-    /// Nobody asks while it is held.
+    /// While a client's lock is held, the client sends no request.
     asking: [Mutex<()>; CLIENTS],
     /// Answers that were right.
     answers: AtomicUsize,
@@ -45,16 +45,16 @@ impl Load {
         Load { shared, clients }
     }
 
-    /// Calls `work` while nobody asks.
+    /// Calls `work` while no client sends requests.
     pub(super) fn paused<T>(&self, work: impl FnOnce() -> T) -> T {
         let _held: Vec<_> = self.shared.asking.iter().map(locked).collect();
         work()
     }
 
-    /// Right answers so far.
+    /// The number of correct answers so far.
     ///
     /// # Errors
-    /// The first answer that was not, or the first request without one.
+    /// The first wrong answer, or the first request without one.
     pub(super) fn answers(&self) -> Result<usize, String> {
         match &*locked(&self.shared.wrong) {
             Some(wrong) => Err(wrong.clone()),

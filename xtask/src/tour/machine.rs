@@ -1,4 +1,4 @@
-//! A Debian 12 that is booted for the tour: systemd as the first process of namespaces of its own.
+//! A Debian 12 that is booted for the tour: systemd is the first process of new namespaces.
 
 use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// A line of it follows the output of a command, with its exit status.
 const END: &str = "@@@ ended with ";
 
-/// A running system. It ends when this is dropped, or when this process ends, in whatever way.
+/// A running system. It ends when this is dropped, or when this process ends for any reason.
 #[derive(Debug)]
 pub(super) struct Machine {
     /// `scripts/boot.sh`, and then `unshare`, which waits for the first process.

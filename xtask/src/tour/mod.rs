@@ -1,12 +1,12 @@
 //! The operator's tour of `docs/operations.md`, in a Debian 12 that is booted for it.
 //!
-//! The page is the script: its commands are run in their order, and each must say what the page
-//! has. Meanwhile clients ask nginx, which asks gunicorn, which asks PostgreSQL; every answer is
-//! checked. After some commands more is looked at than the page shows.
+//! The page is the script: its commands are run in order, and each must print what the page shows.
+//! Meanwhile clients ask nginx, which asks gunicorn, which asks PostgreSQL; every answer is
+//! checked. After some commands the tour checks more than the page shows.
 //!
-//! - [`machine`]: the system, with systemd as the first process of namespaces of its own.
+//! - [`machine`]: the system, with systemd as the first process of new namespaces.
 //! - [`page`]: the commands and outputs of the page, and whether an output is the page's.
-//! - [`load`]: requests by way of the three services, all the time, each answer checked.
+//! - [`load`]: continuous requests through the three services; each answer is checked.
 
 mod load;
 mod machine;
@@ -53,7 +53,7 @@ const NO_MIRROR: i32 = 3;
 /// How long something that happens soon may take on a busy host.
 const SOON: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Captures whose delays are measured.
+/// The number of captures whose delays are measured.
 const CAPTURES: usize = 5;
 /// The units of the tour.
 const UNITS: [&str; 3] = ["nginx", "app", "postgresql@15-main"];
@@ -93,7 +93,7 @@ pub(crate) fn run(rest: &[String]) -> bool {
     }
 }
 
-/// Makes what the tour needs and goes on it; how long it took itself.
+/// Prepares the tour and runs it; returns how long the tour itself took.
 fn prepared(rest: &[String]) -> Result<Duration, Trouble> {
     can()?;
     let package = match rest {
@@ -213,7 +213,7 @@ fn prepare(machine: &Machine, package: &Path) -> Result<(), String> {
     answers(machine)
 }
 
-/// PostgreSQL's list of those who may connect: its own user, and `more`.
+/// PostgreSQL's list of users who may connect: its own user, and `more`.
 fn access_list(more: &str) -> String {
     format!("local all postgres peer\n{more}")
 }
@@ -236,7 +236,7 @@ fn answers(machine: &Machine) -> Result<(), String> {
     Ok(())
 }
 
-/// Calls `ready` until it says yes; how long that took, or `None` if it does not soon.
+/// Calls `ready` until it returns true; returns how long that took, or `None` after a while.
 fn soon(mut ready: impl FnMut() -> bool) -> Option<Duration> {
     let begun = Instant::now();
     while begun.elapsed() < SOON {
@@ -270,15 +270,15 @@ struct Walk<'a> {
     machine: &'a Machine,
     load: Load,
     terminal: Terminal,
-    /// Before the adapter was killed: its process, and those of the services.
+    /// Before the adapter was killed: the process numbers of the adapter and of the services.
     before: Option<[String; 2]>,
-    /// Commands that have said something else than the page has. The tour goes on: all differences
-    /// are found at once.
+    /// Commands whose output differs from the page. The tour continues, so that one run finds all
+    /// differences.
     differences: Vec<String>,
 }
 
 impl Walk<'_> {
-    /// One command of the page, and what is to be seen after it.
+    /// Runs one command of the page, and checks its effects.
     fn step(&mut self, command: &page::Command) -> Result<(), String> {
         println!("    # {}", command.text.replace('\n', "\n    "));
         let text = &*command.text;
@@ -318,8 +318,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Runs a command until it says what the page has: the state of the services and of their
-    /// connections is reached soon, and not at once.
+    /// Runs a command until its output is the page's: services and connections reach the expected
+    /// state soon, but not at once.
     fn run(&mut self, command: &page::Command) -> Result<String, String> {
         let text = &*command.text;
         const LOOKS: [&str; 5] = [
@@ -367,8 +367,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Sees that each two neighbours have a connection in shared memory by which bytes go now, and
-    /// none by which they go by the kernel.
+    /// Checks that each two neighbours have a connection that moves bytes through shared memory
+    /// now, and none that moves bytes through the kernel.
     fn every_hop_is_accelerated(&self, when: &str) -> Result<Duration, String> {
         let mut earlier: Option<Vec<Moved>> = None;
         let mut last = Value::Null;
@@ -390,8 +390,8 @@ impl Walk<'_> {
         serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default()
     }
 
-    /// Measures how soon a capture sees messages, some times. None at all is a failure; how soon is
-    /// for the reader.
+    /// Measures several times how soon a capture sees messages. It is a failure if a capture sees
+    /// none; the reader judges the delay.
     fn measure_captures(&self) -> Result<(), String> {
         let mut delays = Vec::new();
         for _ in 0..CAPTURES {
