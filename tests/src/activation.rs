@@ -1,5 +1,5 @@
-//! A service manager in small: it has the adapter's listening socket, and starts an adapter for
-//! whoever comes while none runs (systemd.socket(5)).
+//! A small service manager: it owns the adapter's listening socket, and starts an adapter when a
+//! program connects and none is running (systemd.socket(5)).
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -22,14 +22,14 @@ pub struct Activation {
 struct Shared {
     /// Adapters that were started.
     started: AtomicU32,
-    /// The last one; 0 for none.
+    /// The last adapter's process number; 0 for none.
     pid: AtomicU32,
     is_over: AtomicBool,
 }
 
 impl Activation {
-    /// Listens in this runtime directory for the adapters of this command. A socket that is there
-    /// goes, as systemd has it.
+    /// Listens in this runtime directory for adapters that `toehold` will run. An existing socket
+    /// is removed, as systemd does.
     ///
     /// # Panics
     /// When there is no socket to be had.
@@ -100,7 +100,7 @@ fn adapter_on(socket: &OwnedFd, toehold: &Path, runtime: &Path) -> Command {
     // The shell becomes the adapter (exec): its number stays.
     command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]);
     command.arg(toehold).args(["adapter", "--idle-exit", "60"]);
-    // The rules of whoever runs the tests must not decide them.
+    // The rules of the user who runs the tests must not apply.
     command.args(["--rules", "/dev/null", "--runtime-dir"]);
     command.arg(runtime).env("LISTEN_FDS", "1");
     command.stdin(Stdio::null()).stderr(Stdio::null());

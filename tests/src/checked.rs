@@ -1,4 +1,4 @@
-//! Two `stream` programs on one connection, and what is to be said of them afterwards.
+//! Two `stream` programs on one connection, and the checks of their byte counts.
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -28,8 +28,8 @@ pub struct Counters {
 }
 
 impl Checked {
-    /// Starts both ends of connection `name`; each sends `bytes` (0: without end), only the client
-    /// with `one_way`.
+    /// Starts both ends of connection `name`; each sends `bytes` (0: without end). With `one_way`
+    /// only the client sends.
     ///
     /// # Panics
     /// When the server does not come up.

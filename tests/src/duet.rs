@@ -1,8 +1,8 @@
 //! One case of the semantics suite: two roles in two processes, one transcript.
 //!
-//! The roles are started by us and meet on a socket pair beside the connection under test, on which
-//! they tell each other the port and keep in step. A case that wants its connection upgraded before
-//! it looks at anything asks us, and we ask `toehold status`.
+//! This process starts the roles. They meet on a socket pair beside the connection under test, on
+//! which they exchange the port and keep in step. A case that needs its connection upgraded before
+//! it continues asks this process, which asks `toehold status`.
 //!
 //! ```text
 //!   semantics server CASE ──── connection under test ──── semantics client CASE
@@ -27,9 +27,9 @@ pub const ORACLE_FD: RawFd = 201;
 /// The adapter's process, for cases that stop it.
 pub const ADAPTER: &str = "E2E_ADAPTER";
 
-/// Where the roles meet, if not on loopback: the server's address, for IPv4 and IPv6.
+/// The server's address for IPv4, if the roles do not meet on loopback.
 pub const MEET_V4: &str = "E2E_MEET_V4";
-/// As [`MEET_V4`].
+/// The server's address for IPv6, if the roles do not meet on loopback.
 pub const MEET_V6: &str = "E2E_MEET_V6";
 
 /// Set for roles that meet on a Unix socket.
@@ -90,7 +90,7 @@ pub struct Duet {
     pub evidence: Option<String>,
 }
 
-/// How the programs of a case are to be run. Patched, one's waits would not be past libc.
+/// The options for a case's programs. If a program were patched, its waits would not bypass libc.
 pub fn options_of(case: &str) -> &'static [&'static str] {
     match case.contains("past_libc") {
         true => &["--patch-calls", "off"],
@@ -101,7 +101,7 @@ pub fn options_of(case: &str) -> &'static [&'static str] {
 impl Duet {
     /// Plays `case` with its server and its client started as `sides` says.
     ///
-    /// Never panics over what the roles do: a crash, a hang or a complaint is a line of the
+    /// Does not panic because of the roles: a crash, a hang or a complaint is a line of the
     /// transcript.
     ///
     /// # Panics
@@ -208,8 +208,8 @@ impl Duet {
         self
     }
 
-    /// The first line that differs from the oracle's, with what both roles did before, by the
-    /// numbers their lines begin with; `None` when none does.
+    /// The first line that differs from the oracle's, with the previous actions of both roles, by
+    /// the numbers at the beginning of their lines; `None` when no line differs.
     pub fn first_difference(&self, oracle: &Duet) -> Option<String> {
         const SHOWN: usize = 60;
         let turn = |line: &String| -> Option<usize> {
@@ -267,14 +267,14 @@ fn is_direct(ends: &[&Connection]) -> bool {
     ends.iter().filter(|end| end.is_direct()).count() >= 2
 }
 
-/// Longer than a role is silent that goes on, however busy the host is.
+/// A role that is silent for longer hangs, however busy the host is.
 const SILENCE_MAX: Duration = Duration::from_secs(40);
 
 /// How long a client that has been told no waits before it sends more and asks again.
 const UNTIL_ASKED_AGAIN: Duration = Duration::from_millis(5);
 
-/// All there is to see of roles of which one does not end: both ends of all their connections, by
-/// the adapter and by the kernel, and what they said last.
+/// Evidence about roles of which one does not end: both ends of all their connections, by the
+/// adapter and by the kernel, and their last output.
 fn evidence(toehold: &Toehold, roles: &[(&str, Running)]) -> String {
     let mut evidence = format!("STUCK; toehold status: {:#}\n", toehold.known());
     for (name, role) in roles {
@@ -344,7 +344,7 @@ fn answer(toehold: &Toehold, oracle: UnixStream, is_upgraded: Upgraded) -> (usiz
     (asked, upgraded)
 }
 
-/// Where a case's transcript may differ from the kernel's, and why.
+/// A place where a case's transcript may differ from the kernel's, and the reason.
 #[derive(Clone, Copy, Debug)]
 pub struct Difference {
     /// The case.

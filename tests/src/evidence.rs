@@ -1,5 +1,5 @@
-//! All that the kernel tells of processes that do not go on: a hang that comes once in a thousand
-//! runs is explained by what its report shows, or never.
+//! The kernel's information about processes that hang: a hang that occurs once in a thousand runs
+//! must be explained by its report.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -98,8 +98,8 @@ fn poll_number(number: Option<libc::c_long>) -> Option<libc::c_long> {
     number
 }
 
-/// A line for each descriptor: what it is, which ones an instance of epoll has, and how much waits
-/// at both sides of a TCP socket.
+/// A line for each descriptor: its kind, the members of an epoll instance, and the bytes that wait
+/// on both sides of a TCP socket.
 fn descriptors(dir: &Path) -> String {
     let mut sockets = tcp_sockets(&dir.join("net/tcp"));
     sockets.extend(tcp_sockets(&dir.join("net/tcp6")));

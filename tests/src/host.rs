@@ -7,8 +7,8 @@ use std::process::Command;
 
 /// A TCP port that was free a moment ago.
 ///
-/// For programs that cannot bind port 0 and tell. The port stays in the ephemeral range, so another
-/// test can take it in between: callers retry a server that cannot bind.
+/// For programs that cannot bind port 0 and report the result. The port is in the ephemeral range,
+/// so another test can take it in between: callers retry if a server cannot bind.
 ///
 /// # Panics
 /// When the loopback interface has no free port left.
@@ -20,7 +20,7 @@ pub fn free_port() -> u16 {
         .port()
 }
 
-/// Lets this process, and those that it starts, have as many descriptors as the host allows.
+/// Raises the descriptor limit of this process, and of those that it starts, to the host's maximum.
 pub fn raise_descriptor_limit() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -34,7 +34,7 @@ pub fn raise_descriptor_limit() {
     }
 }
 
-/// Where an installed program is, if it is installed.
+/// The path of an installed program, if it is installed.
 ///
 /// Looks beyond `PATH` in the directories that Debian keeps servers in.
 pub fn program(name: &str) -> Option<PathBuf> {
@@ -50,8 +50,8 @@ pub fn program(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// The Python interpreter itself, past any launcher script that stands before it in `PATH`; `None`
-/// after saying, as a skip, that there is none.
+/// The Python interpreter itself, and not a launcher script before it in `PATH`. `None`, after
+/// reporting a skip, if there is none.
 pub fn python() -> Option<PathBuf> {
     let python = interpreter();
     if python.is_none() {

@@ -1,27 +1,27 @@
 //! End-to-end tests: ordinary programs, run twice, the kernel as the oracle.
 //!
-//! The programs under test know nothing of Toehold. The tests build the command line and the
-//! preload library, start programs under them and look only at what a user could look at: output,
-//! exit codes, `toehold status`. Only the operator who detaches and attaches thousands of times
-//! calls the adapter's client library instead of starting a command each time.
+//! The programs under test do not know of Toehold. The tests build the command line and the preload
+//! library, start programs under them, and examine only results that a user can see: output, exit
+//! codes, `toehold status`. There is one exception: the test in which an operator detaches and
+//! attaches thousands of times calls the adapter's client library instead of starting commands.
 //!
 //! - [`toehold`]: finds the product, starts an adapter, runs programs on a chosen path;
-//! - [`process`]: child processes that cannot outlive their test, and waits that cannot last;
+//! - [`process`]: child processes that cannot outlive their test, and waits with a limit;
 //! - [`duet`]: one case of the semantics suite: two roles, one transcript;
 //! - [`activation`]: a service manager that has the adapter's socket;
-//! - [`checked`]: two ends of a checked connection, and what they owe each other;
+//! - [`checked`]: two ends of a checked connection, and the bytes they owe each other;
 //! - [`crowd`]: two programs with many connections, and a line to one of them;
 //! - [`ends`]: the ends of a program's connections, in its table;
-//! - [`evidence`]: what the kernel tells of processes that do not go on;
+//! - [`evidence`]: the kernel's information about processes that hang;
 //! - [`generator`]: the lab's load between two programs;
-//! - [`iperf3`]: its clients, one after the other;
+//! - [`iperf3`]: runs its clients one after another;
 //! - [`load`]: the byte streams that the soak and the crash tests check;
 //! - [`nginx`]: a web server with files of known contents;
 //! - [`patched`]: programs that make their system calls themselves, compiled and started;
-//! - [`podman`]: containers by podman, of root's or rootless;
+//! - [`podman`]: containers by podman, root's or rootless;
 //! - [`system`]: a system adapter, and programs of different users under it;
 //! - [`network`]: two network namespaces with an adapter's link between them;
-//! - [`host`]: free ports, installed programs, and skips that nobody can overlook.
+//! - [`host`]: free ports, installed programs, and clearly visible skips.
 
 pub mod activation;
 pub mod checked;

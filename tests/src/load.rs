@@ -1,15 +1,15 @@
 //! The byte streams that the soak and the crash tests check.
 //!
-//! The byte at a position is a function of the seed and the position alone, so that a receiver can
-//! check every byte without ever having been told what was sent, and a byte lost, doubled or moved
-//! shows at once.
+//! The byte at a position depends only on the seed and the position. So a receiver can check every
+//! byte without further information, and a byte that is lost, duplicated or moved is detected at
+//! once.
 
 /// A reproducible source of decisions.
 #[derive(Clone, Debug)]
 pub struct Random(fastrand::Rng);
 
 impl Random {
-    /// A source whose every output follows from `seed`.
+    /// A generator that is determined by `seed`.
     pub fn new(seed: u64) -> Random {
         Random(fastrand::Rng::with_seed(seed))
     }

@@ -1,5 +1,5 @@
 //! Two network namespaces with an adapter's link between them: the near one has the adapter and the
-//! programs under test, the far one a kernel and programs that know nothing of Toehold.
+//! programs under test, the far one has a kernel and programs that do not know of Toehold.
 //!
 //! ```text
 //!   near: program ── lo ── adapter (10.84.0.2, fd84::2)
@@ -28,13 +28,13 @@ pub const FAR: &str = "10.84.0.1";
 /// The far kernel's IPv6 address.
 pub const FAR_V6: &str = "fd84::1";
 
-/// Engine threads of adapters whose test does not say how many: every test can be run with several.
+/// The number of engine threads for tests that do not choose one: every test can run with several.
 const THREADS_VARIABLE: &str = "TOEHOLD_ENGINE_THREADS";
 
-/// The kind of link of adapters whose test does not say which: every test can be run on each.
+/// The kind of link for tests that do not choose one: every test can run on each.
 const LINK_VARIABLE: &str = "TOEHOLD_ENGINE_LINK";
 
-/// As many as any test has threads; a link by AF_XDP uses one for each.
+/// The most threads of any test; an AF_XDP link uses one queue for each.
 const QUEUES: &str = "numrxqueues 4 numtxqueues 4";
 
 /// The kind of the adapter's link.
@@ -116,7 +116,7 @@ impl Network {
 
     /// Has the veth use so many of its queues each way.
     fn use_queues(&self, count: &str) -> bool {
-        // XDP wants an end that receives by no fewer queues than the other sends by.
+        // XDP needs an end that receives with at least as many queues as the other end sends with.
         let ends = [
             (&self.far, "toe0", "tx"),
             (&self.near, "v0", "rx"),
@@ -125,7 +125,7 @@ impl Network {
         self.link != Link::Xdp
             || ends.iter().all(|(namespace, device, way)| {
                 let mut ethtool = namespace.command("ethtool");
-                // An error is that there is nothing to change (ethtool(8)).
+                // ethtool reports an error when nothing changes (ethtool(8)).
                 ethtool.args(["-L", device, way, count]).output().is_ok()
             })
     }

@@ -1,7 +1,7 @@
 //! Child processes that cannot outlive their test, and waits that cannot last.
 //!
-//! A test ends by assertion or by panic; either way every process it started is gone afterwards.
-//! Each [`Running`] leads its own process group, so that workers and forked children go with it.
+//! A test ends normally or by panic; in both cases every process it started is gone afterwards.
+//! Each [`Running`] leads its own process group, so that workers and forked children end with it.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -15,9 +15,10 @@ use crate::evidence;
 /// Longer than any step of any test takes on a loaded two-core machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Copies a program that is to be executed.
+/// Copies a program that will be executed.
 ///
-/// Another process writes the copy. If this one did, children that other threads start meanwhile
+/// Another process writes the copy. If this process wrote it, children that other threads fork
+/// meanwhile would have it open for writing, and it could not be executed (`ETXTBSY`).
 /// would have it open for writing, and it could not be executed (`ETXTBSY`).
 ///
 /// # Panics
@@ -172,7 +173,7 @@ impl Running {
         whereabouts(self.child.id())
     }
 
-    /// All that the kernel tells of the process and of its group.
+    /// The kernel's information about the process and its group.
     pub fn evidence(&self) -> String {
         evidence::of_group(self.pid())
     }
@@ -231,7 +232,7 @@ impl Cost {
     }
 }
 
-/// The number behind a name in a file of /proc.
+/// The number after a name in a file of /proc.
 fn number_of(file: &Path, name: &str) -> u64 {
     let text = fs::read_to_string(file).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -239,8 +240,8 @@ fn number_of(file: &Path, name: &str) -> u64 {
     number.unwrap_or(0)
 }
 
-/// Where a process's threads are: a line for each, with its name, its state, the number of its
-/// system call and, for root, the kernel's functions that it is in, from the innermost on.
+/// The threads of a process: a line for each, with its name, its state, the number of its system
+/// call and, for root, its kernel stack from the innermost function on.
 pub fn whereabouts(pid: u32) -> String {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else {
         return "nowhere (it is gone)".into();

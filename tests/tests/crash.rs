@@ -1,4 +1,4 @@
-//! SIGKILL at any moment: what the survivor sees, and what is left behind.
+//! SIGKILL at any moment: what the survivor observes, and what remains.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! The list of all that can touch a descriptor, held against this machine's libc and kernel.
+//! Compares the list of all calls that can touch a descriptor with this machine's libc and kernel.
 //!
-//! `crates/preload/interfaces.txt` names every function that libc exports and every system call, in
-//! groups. A name that is in no group fails here, and so does one that stands in the wrong one.
+//! `crates/preload/interfaces.txt` lists every function that libc exports and every system call, in
+//! groups. This test fails for a name that is in no group or in the wrong one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,13 +9,13 @@ use std::path::Path;
 /// The effect that a function can have on a connection that is not wholly in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
-    /// The library stands in front of it.
+    /// The library replaces it.
     Hooked,
-    /// The library stands in front of it, and sends the connection to the kernel.
+    /// The library replaces it, and moves the connection to the kernel.
     Pins,
     /// Nothing.
     Harmless,
-    /// Something, and the library does not see it.
+    /// It can touch a descriptor, but the library does not see it.
     Limit,
 }
 

@@ -1,6 +1,6 @@
-//! `toehold.conf`: a rule keeps some connections on the kernel, `toehold status` says which rule,
-//! all others are accelerated, and connections follow when the rules change. Other rules bound
-//! how many are in memory, or have programs wait in another way.
+//! `toehold.conf`: a rule keeps some connections on the kernel, `toehold status` names the rule,
+//! all others are accelerated, and connections follow when the rules change. Other rules limit the
+//! connections in memory, or change how programs wait.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

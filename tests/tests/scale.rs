@@ -1,7 +1,7 @@
-//! Many processes, each with connections to several others: all are accelerated as far as the
-//! adapter's descriptors and regions reach, no byte is lost, and what it all costs.
+//! Many processes, each with connections to several others: connections are accelerated as far as
+//! the adapter's descriptors and regions suffice, no byte is lost, and the cost is measured.
 //!
-//! How many, is said by the environment, and the numbers go to standard error:
+//! Environment variables give the numbers, and the results go to standard error:
 //!
 //! ```text
 //! E2E_PROCESSES=1000 E2E_CONNECTIONS=100 E2E_PEERS=10 \

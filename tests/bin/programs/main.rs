@@ -1,6 +1,6 @@
-//! Programs that nobody wrote with Toehold in mind, run four ways: as they are, with both ends
-//! under `toehold run`, with the server alone, with the client alone. A client's output and its
-//! exit status must be equal in all four.
+//! Runs ordinary programs four ways: without Toehold, with both ends under `toehold run`, with only
+//! the server, and with only the client. A client's output and its exit status must be equal in all
+//! four.
 //!
 //! ```text
 //!   programs/NAME.sh    # what, needs, user          case     what a script says of itself
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs what was asked for; true when nothing differed from the kernel.
+/// Runs the selected cases; true when no result differed from the kernel.
 fn programs(options: &Options) -> Result<bool, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
     let mut cases = Case::all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;

@@ -1,4 +1,4 @@
-//! How connections end, and what each end sees of it.
+//! How connections end, and what each end observes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

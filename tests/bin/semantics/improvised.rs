@@ -1,9 +1,9 @@
-//! Conversations that nobody thought of: a seed decides who does what, call by call, and both roles
-//! see the same script.
+//! Random conversations: a seed decides the calls of both roles one by one, and both roles follow
+//! one script.
 //!
-//! One role acts at a time. It then tells the other what it sent, took and ended, and the other
-//! waits until that has arrived, so that on the kernel a seed says the same thing each time.
-//! Whatever a call returns is a line of the transcript.
+//! One role acts at a time. It then tells the other how much it sent, received and closed, and the
+//! other waits until that has arrived. So on the kernel a seed always gives one transcript. Every
+//! result of a call is a line of the transcript.
 
 mod draw;
 mod player;

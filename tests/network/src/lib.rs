@@ -1,8 +1,8 @@
 //! Network namespaces for tests and measurements.
 //!
-//! A [`Namespace`] has no name: a descriptor holds it. The kernel removes the namespace, and all
-//! interfaces in it, when the last descriptor and the last process of it are gone. So nothing is
-//! left behind when the test's process is killed, and no two tests can meet.
+//! A [`Namespace`] has no name: a descriptor holds it. The kernel removes the namespace and all its
+//! interfaces when its last descriptor is closed and its last process has ended. So nothing remains
+//! when the test's process is killed, and tests cannot interfere with each other.
 //!
 //! ```text
 //!   Namespace ── lo        Namespace ── lo

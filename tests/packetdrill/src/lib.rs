@@ -1,9 +1,9 @@
 //! The engine behind packetdrill's interface for shared libraries (`--so_filename`).
 //!
 //! packetdrill interprets a script of socket calls and packets. Here the calls reach a small socket
-//! layer over [`toehold_tcp::Engine`], the packets are the engine's frames, and the clock is ours:
-//! it moves when the script waits, and then at once. A script of ten minutes takes no longer than
-//! one of a second, and every run of it is the same.
+//! layer over [`toehold_tcp::Engine`], the packets are the engine's frames, and the clock is
+//! virtual: it advances only when the script waits, and then immediately. So a ten-minute script
+//! takes no longer than one of a second, and every run gives an equal result.
 //!
 //! ```text
 //!   packetdrill ── socket calls ──> [calls] ──> [socket] ──┐

@@ -1,5 +1,5 @@
-//! Programs that make their system calls themselves, with these calls patched: they do what they do
-//! on the kernel, and their connections go through shared memory.
+//! Programs that make system calls themselves, with these calls patched: they behave as on the
+//! kernel, and their connections use shared memory.
 
 #![cfg(target_arch = "x86_64")]
 
