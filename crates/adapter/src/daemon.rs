@@ -11,6 +11,7 @@
 //! program may have closed a descriptor that it did not know to be ours).
 
 mod budgets;
+mod calls;
 mod connection;
 mod connections;
 mod family;
@@ -43,6 +44,7 @@ use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::tables::Tables;
 use crate::unserved;
 use budgets::Budgets;
+use calls::Calls;
 use connection::Connection;
 use foreign::Foreign;
 use log::Log;
@@ -311,6 +313,7 @@ pub struct Daemon {
     diag: Option<Diag>,
     proving: Proving,
     tables: Tables,
+    calls: Calls,
     regions: Regions,
     /// Added to the numbers of pairs, so that they differ from those of other adapters: programs
     /// outlive this adapter and keep its pairs.
@@ -398,6 +401,7 @@ impl Daemon {
                 true => Tables::of_strangers(),
                 false => Tables::default(),
             },
+            calls: Calls::default(),
             regions: Regions::new(descriptors_max),
             pair_numbers,
             clients: BTreeMap::new(),
@@ -535,6 +539,7 @@ impl Daemon {
         for id in std::mem::take(&mut self.throttled) {
             self.flush(id);
         }
+        self.call_families();
         self.release_regions();
         self.follow_budgets();
         self.regions.cool(Instant::now());
@@ -577,7 +582,9 @@ impl Daemon {
         let doubt = doubt.map(|due| due.saturating_duration_since(now));
         let budget = self.budgets.due();
         let budget = budget.map(|due| due.saturating_duration_since(now));
-        [leave, sample, cool, retry, look, doubt, budget]
+        let call = self.calls.due();
+        let call = call.map(|due| due.saturating_duration_since(now));
+        [leave, sample, cool, retry, look, doubt, budget, call]
             .into_iter()
             .flatten()
             .min()

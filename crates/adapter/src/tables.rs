@@ -8,7 +8,7 @@ use crate::memfd::{self, MapError};
 use crate::printable::printable;
 use crate::registry::{End, TableId};
 use rustix::fs::{SeekFrom, seek};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -181,15 +181,17 @@ impl Tables {
         }
     }
 
-    /// Tells the library to give an end's channel up, unless the end already has a command that
-    /// brings it down for longer than a packet capture.
-    pub(crate) fn set_evict(&self, end: End) {
+    /// Tells the library to give the channels of ends up, except those of ends that already have a
+    /// command that brings them down for longer than a packet capture.
+    pub(crate) fn set_evict(&self, ends: impl Iterator<Item = End>) {
         let evict = |entry: &_| {
             swap_command(entry, COMMAND_NONE, COMMAND_EVICT)
                 || swap_command(entry, COMMAND_YIELD, COMMAND_EVICT)
         };
-        if self.current(end).is_some_and(evict) {
-            self.call_attention(end.table);
+        let evicted = ends.filter(|&end| self.current(end).is_some_and(evict));
+        let tables: BTreeSet<TableId> = evicted.map(|end| end.table).collect();
+        for table in tables {
+            self.call_attention(table);
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use support::{Adapter, FakeLibrary, Scratch, connect, sockets};
 use toehold_adapter::daemon::Options;
+use toehold_channel::rendezvous::GOES_ON;
 use toehold_channel::table::{COMMAND_EVICT, COMMAND_NONE, Reason};
 
 #[test]
@@ -237,4 +238,62 @@ fn when_regions_run_out_the_least_active_go_first() {
     server.settle_until(|| server.offers(waiting) == 1);
     assert_eq!(server.command(idle), COMMAND_NONE, "it may ask again");
     assert_eq!(client.command(idle_connected), COMMAND_NONE);
+}
+
+/// How often the adapter called the attention of a server that shared as many channels with a
+/// client as fit into one turn of the adapter. The client has given all of them up in that turn, as
+/// `goes_on` says.
+fn calls_of_one_turn(goes_on: u32) -> u32 {
+    const CHANNELS: u16 = 20;
+    let scratch = Scratch::new();
+    let options = Options {
+        foreground: false,
+        ..Options::foreground(scratch.path())
+    };
+    let mut libraries = None;
+    let _adapter = Adapter::start_after(options, || {
+        let server = FakeLibrary::new(&scratch.path());
+        let client = FakeLibrary::new(&scratch.path());
+        let ports = 5000..5000 + CHANNELS;
+        for port in ports.clone() {
+            server.pair(true, 80, port);
+        }
+        for port in ports {
+            let connected = client.pair(false, port, 80);
+            client.give_up(connected, goes_on);
+        }
+        libraries = Some((server, client));
+    });
+    let (server, client) = libraries.expect("both have come");
+    client.settle();
+    // A turn ends with the calls: those of the turn before have been made.
+    let offers = server.settle().len() + server.settle().len();
+    assert_eq!(offers, usize::from(CHANNELS), "the server came first");
+    server.attention()
+}
+
+#[test]
+fn channels_given_back_in_one_turn_call_their_peers_attention_once() {
+    let none = calls_of_one_turn(0);
+    assert_eq!(calls_of_one_turn(GOES_ON), none + 1);
+}
+
+#[test]
+fn connections_that_end_call_nobodys_attention() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let server = FakeLibrary::new(&scratch.path());
+    let client = FakeLibrary::new(&scratch.path());
+    let accepted = server.pair(true, 80, 5000);
+    server.settle();
+    let connected = client.pair(false, 5000, 80);
+    client.offer();
+    server.offer();
+    let before = server.attention();
+    client.withdraw(connected);
+    client.settle();
+    server.settle();
+    assert_eq!(server.attention(), before);
+    server.withdraw(accepted);
+    server.settle();
 }

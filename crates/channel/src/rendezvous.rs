@@ -53,8 +53,9 @@ pub struct Message {
     pub generation: u32,
     /// `Hello`: process id. `Query`: process id, 0 for all.
     pub pid: u32,
-    /// `Offer`: 0 or 1. `Pair`: 1 when the slab is to be attached even if it was before. `Query`:
-    /// descriptor or `u32::MAX` for all. `Answer`: how many it touched.
+    /// `Offer`: 0 or 1. `Pair`: 1 when the slab is to be attached even if it was before.
+    /// `Withdraw`: [`GOES_ON`] when the connection does, without its channel, which the peer may
+    /// have left before. `Query`: descriptor or `u32::MAX` for all. `Answer`: how many it touched.
     pub side: u32,
     /// `Offer`: number of this channel in the pair, and so its place in the pair's slabs. `Pair`:
     /// how often the process has forked. Slabs that a child has inherited get no further channels.
@@ -84,6 +85,8 @@ pub struct Message {
     pub attached: u32,
 }
 
+/// In `side` of a `Withdraw`: the connection goes on.
+pub const GOES_ON: u32 = 1;
 /// In `attached`: the slab that the channel is in.
 pub const SLAB_ATTACHED: u32 = 1;
 /// In `attached`: the pair's memory.

@@ -31,7 +31,7 @@ use crate::untrusted::{Word32, Word64};
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, ready bitmap, message)
 /// changes.
-pub const LAYOUT_VERSION: u32 = 21;
+pub const LAYOUT_VERSION: u32 = 22;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.

@@ -88,17 +88,17 @@ impl Daemon {
     pub(super) fn recount_budgets(&mut self) {
         self.budgets = Budgets::default();
         let channels: Vec<_> = self.registry.channels().collect();
+        let mut surplus = Vec::new();
         for (channel, ends) in channels {
             let Some(budget) = self.budget(ends) else {
                 continue;
             };
             if !self.budgets.has_room(budget) {
-                for end in ends {
-                    self.tables.set_evict(end);
-                }
+                surplus.extend(ends);
             }
             self.budgets.count(channel, budget.0);
         }
+        self.tables.set_evict(surplus.into_iter());
     }
 
     /// The rule that had no room for an end, in words.

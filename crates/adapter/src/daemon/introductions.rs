@@ -18,7 +18,9 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use toehold_channel::layout::CAPACITY_LOG2_MAX;
-use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SAME_USER, SLAB_ATTACHED};
+use toehold_channel::rendezvous::{
+    GOES_ON, Kind, Message, PAIR_ATTACHED, SAME_USER, SLAB_ATTACHED,
+};
 use toehold_channel::table::{COMMAND_DETACH, Reason};
 
 impl Daemon {
@@ -223,9 +225,11 @@ impl Daemon {
         if !self.speaks_for(id, end) {
             return Ok(());
         }
-        if let Some(partner) = self.registry.partner(end) {
-            // Should it have left the channel, too, it can give up the region now.
-            self.tables.call_attention(partner.table);
+        let partner = self.registry.partner(end);
+        // A partner that left the channel before can give up the region now. Where the connection
+        // has ended, the carrier tells the partner.
+        if let Some(partner) = partner.filter(|_| message.side == GOES_ON) {
+            self.calls.want(partner.table);
         }
         self.registry.withdraw(id, end.entry, end.generation);
         // It has given its region back, which is all that was wanted; it may ask again.
@@ -406,9 +410,7 @@ impl Daemon {
         let activities =
             activities.map(|(&id, &ends)| (id, activity(tables, ends), shares(tables, ends)));
         let chosen = self.pressure.sample(activities);
-        for end in chosen.iter().flat_map(|id| channels[id]) {
-            tables.set_evict(end);
-        }
+        tables.set_evict(chosen.iter().flat_map(|id| channels[id]));
         self.sample_due = Some(now + self.options.sample_interval);
         // Once enough is under way there is nothing to watch for: what comes next brings an event.
         self.sample_next = self.sample_due.filter(|_| self.pressure.wants_more());

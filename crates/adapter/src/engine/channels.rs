@@ -17,7 +17,9 @@ use toehold_channel::layout::{
     Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, READY_BITMAPS, READY_BITMAPS_OFFSET, READY_BITS,
     READY_WORDS, REGION_MAGIC, ReadyBitmap, ReadyBitmaps, SLAB_BYTES, place_in_slab, slab_of,
 };
-use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SAME_USER, SLAB_ATTACHED};
+use toehold_channel::rendezvous::{
+    GOES_ON, Kind, Message, PAIR_ATTACHED, SAME_USER, SLAB_ATTACHED,
+};
 use toehold_channel::table::{
     ENTRIES, Entry, EntryState, FLAG_ACCEPTED, LAYOUT_VERSION, TABLE_BYTES, Table, WaitMode,
 };
@@ -213,10 +215,20 @@ impl Channels {
 
     /// The connection of an entry is over.
     pub(super) fn withdraw(&mut self, index: u32, place: Option<(u64, u32)>) {
+        self.give_up(index, place, 0);
+    }
+
+    /// The connection of an entry goes on without its channel.
+    pub(super) fn leave(&mut self, index: u32, place: Option<(u64, u32)>) {
+        self.give_up(index, place, GOES_ON);
+    }
+
+    fn give_up(&mut self, index: u32, place: Option<(u64, u32)>, goes_on: u32) {
         let message = Message {
             entry: index,
             generation: self.table.entry(index).generation.load(Ordering::Relaxed),
             pid: std::process::id(),
+            side: goes_on,
             ..Message::new(Kind::Withdraw)
         };
         // If the message is lost, the daemon notices the change of the entry later.

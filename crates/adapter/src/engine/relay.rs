@@ -661,7 +661,7 @@ impl Flow {
             .endpoint(self.id)
             .filter(|endpoint| endpoint.is_over());
         if endpoint.map_or(Ok(false), |endpoint| endpoint.leave())? {
-            self.drop_channel(cx.streams, cx.channels);
+            self.leave_channel(cx.streams, cx.channels);
             if self.window == Window::Path {
                 self.widen_window(cx);
             }
@@ -722,17 +722,31 @@ impl Flow {
         self.bytes_before = self.published + self.taken;
     }
 
-    /// Goes on without a channel, until there has been some traffic again.
+    /// The connection ends, and with it its channel.
     pub(super) fn drop_channel(&mut self, streams: &mut Streams, channels: &mut Channels) {
+        if let Some((entry, place)) = self.part_from_channel(streams) {
+            channels.withdraw(entry, place);
+        }
+    }
+
+    /// Goes on without a channel, until there has been some traffic again.
+    fn leave_channel(&mut self, streams: &mut Streams, channels: &mut Channels) {
         self.count_anew();
+        if let Some((entry, place)) = self.part_from_channel(streams) {
+            channels.leave(entry, place);
+        }
+    }
+
+    /// What the channel was known by.
+    fn part_from_channel(&mut self, streams: &mut Streams) -> Option<(u32, Option<(u64, u32)>)> {
         if let Some(endpoint) = streams.endpoint(self.id) {
             endpoint.refuse();
             streams.set_endpoint(self.id, None);
         }
         match std::mem::replace(&mut self.beside, Beside::Nothing) {
-            Beside::Nothing => {}
-            Beside::Asked { entry } => channels.withdraw(entry, None),
-            Beside::Channel(key) => channels.withdraw(key.entry, Some(key.place)),
+            Beside::Nothing => None,
+            Beside::Asked { entry } => Some((entry, None)),
+            Beside::Channel(key) => Some((key.entry, Some(key.place))),
         }
     }
 }

@@ -319,10 +319,19 @@ impl FakeLibrary {
         wire::send(self.socket.as_fd(), &pair_message(end), &[shown]).expect("sent");
     }
 
+    /// The connection of an end is gone.
     pub(crate) fn withdraw(&self, end: FakeEnd) {
+        self.give_up(end, 0);
+    }
+
+    /// An end has no channel any more; its connection goes on if `goes_on` is [`GOES_ON`].
+    ///
+    /// [`GOES_ON`]: toehold_channel::rendezvous::GOES_ON
+    pub(crate) fn give_up(&self, end: FakeEnd, goes_on: u32) {
         let withdraw = Message {
             entry: end.entry,
             generation: end.generation,
+            side: goes_on,
             ..Message::new(Kind::Withdraw)
         };
         wire::send(self.socket.as_fd(), &withdraw, &[]).expect("sent");
@@ -379,6 +388,12 @@ impl FakeLibrary {
 
     pub(crate) fn command(&self, end: FakeEnd) -> u32 {
         self.table.entry(end.entry).command.load(Ordering::Acquire)
+    }
+
+    /// How often the adapter has called the family's attention.
+    pub(crate) fn attention(&self) -> u32 {
+        let table = self.table.words();
+        table.header().attention.load(Ordering::Acquire)
     }
 
     /// Whether the adapter has closed our socket.

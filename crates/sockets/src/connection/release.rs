@@ -41,7 +41,7 @@ pub(crate) fn release(connection: &Connection) {
     if left != Left::NotAtAll && (asked || local.slab.load(Ordering::Relaxed) != 0) {
         let _held = adapter::lock();
         if asked {
-            withdraw(connection);
+            withdraw(connection, 0);
         }
         slabs::leave(local);
     }
@@ -154,13 +154,15 @@ fn leaves_unread(connection: &Connection, end: &End<'_>) -> bool {
     }
 }
 
-/// Tells the adapter that this end has no channel any more; the caller holds the adapter's lock.
-pub(crate) fn withdraw(connection: &Connection) {
+/// Tells the adapter that this end has no channel any more, and whether the connection
+/// [`GOES_ON`](toehold_channel::rendezvous::GOES_ON). The caller holds the adapter's lock.
+pub(crate) fn withdraw(connection: &Connection, goes_on: u32) {
     if let Some(adapter) = adapter::connected() {
         let mut message = Message::new(Kind::Withdraw);
         message.entry = connection.index;
         message.generation = connection.channel_generation();
         message.pid = process::pid();
+        message.side = goes_on;
         if !adapter::send(adapter, &message, None) {
             adapter::lose(adapter);
         }

@@ -20,6 +20,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
 
 use toehold_channel::layout::{CONTROL_BYTES, RING_BYTES};
+use toehold_channel::rendezvous::GOES_ON;
 use toehold_channel::table::{COMMAND_YIELD, FLAG_ASKED, FLAG_ATTACHED, Mode};
 use toehold_freestanding::memory;
 use toehold_stream::end::{End, Incoming};
@@ -175,7 +176,7 @@ fn frees(connection: &Connection, end: &End<'_>) -> bool {
     release::leave_pair(local);
     settings::restore_carrier(connection);
     forget_positions(connection);
-    release::withdraw(connection);
+    release::withdraw(connection, GOES_ON);
     true
 }
 

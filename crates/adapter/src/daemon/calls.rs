@@ -1,0 +1,75 @@
+//! Calls of a family's attention that need not come at once.
+//!
+//! A family that is called looks at all its connections. While regions are taken back, thousands of
+//! connections of one family are left alone by their peers within a second: it is called once for
+//! all that were left alone within [`CALL_INTERVAL`].
+
+use super::Daemon;
+use crate::registry::TableId;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// The families to call.
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    wanted: BTreeSet<TableId>,
+    called: Option<Instant>,
+}
+
+impl Calls {
+    /// A family is to be called.
+    pub(super) fn want(&mut self, table: TableId) {
+        self.wanted.insert(table);
+    }
+
+    /// When to call without an event.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let called = self.called.filter(|_| !self.wanted.is_empty());
+        called.map(|called| called + CALL_INTERVAL)
+    }
+
+    /// The families to call now.
+    fn take(&mut self, now: Instant) -> BTreeSet<TableId> {
+        if self.wanted.is_empty() || self.due().is_some_and(|due| now < due) {
+            return BTreeSet::new();
+        }
+        self.called = Some(now);
+        std::mem::take(&mut self.wanted)
+    }
+}
+
+impl Daemon {
+    /// Calls families whose calls have waited for long enough.
+    pub(super) fn call_families(&mut self) {
+        for table in self.calls.take(Instant::now()) {
+            self.tables.call_attention(table);
+        }
+    }
+}
+
+/// Time between two calls. Peers of a channel that both have left wait for so long with its memory.
+const CALL_INTERVAL: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_family_is_called_at_once_and_then_once_in_a_while() {
+        let mut calls = Calls::default();
+        let begun = Instant::now();
+        assert!(calls.take(begun).is_empty());
+        let family = TableId(7);
+        calls.want(family);
+        assert_eq!(calls.due(), None, "with the end of this turn");
+        assert_eq!(calls.take(begun), BTreeSet::from([family]));
+        for _ in 0..3 {
+            calls.want(family);
+            assert!(calls.take(begun).is_empty());
+        }
+        let due = begun + CALL_INTERVAL;
+        assert_eq!(calls.due(), Some(due));
+        assert_eq!(calls.take(due), BTreeSet::from([family]));
+        assert_eq!(calls.due(), None);
+    }
+}
