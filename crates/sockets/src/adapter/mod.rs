@@ -2,12 +2,14 @@
 //! never waits for them.
 //!
 //! - [`offers`]: messages from the adapter;
-//! - [`requests`]: the adapter's requests about connections that no call uses at the moment;
+//! - [`requests`]: the adapter's requests about connections that no call uses at the moment, and in
+//!   [`rounds`] how far the process is with them;
 //! - [`namespace`]: connections in another network namespace than the adapter.
 
 pub(crate) mod namespace;
 pub(crate) mod offers;
 pub(crate) mod requests;
+mod rounds;
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};

@@ -3,9 +3,11 @@
 //!
 //! The table's `attention` says that there is a request. The process serves the request when it
 //! uses another connection, before it sleeps, and from time to time when it does not need to sleep
-//! ([`follow`]).
+//! ([`follow`]). It looks at one connection after the other ([`Rounds`]), for a slice of time. The
+//! thread's other calls come between two slices. A thread that is about to sleep looks for its own
+//! events there.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use toehold_channel::express::Rule;
 use toehold_channel::table::{
@@ -13,24 +15,31 @@ use toehold_channel::table::{
 };
 use toehold_stream::leaving::Refusal;
 
+use crate::adapter::rounds::Rounds;
 use crate::connection::Connection;
 use crate::direction::{self, switching};
 use crate::pairing::leaving;
-use crate::process::{self, table};
+use crate::process;
+use crate::process::table::{self, Table};
 use crate::system::{errno, sys};
 use crate::{adapter, connection, express};
 
 /// The value of `attention` that was last followed.
 static FOLLOWED: AtomicU32 = AtomicU32::new(0);
-/// A channel is being left, and its peer had not finished its part when we last looked.
-static UNFINISHED: AtomicBool = AtomicBool::new(false);
-static LOOK_AT_NS: AtomicU64 = AtomicU64::new(0);
-/// Shortest time between two looks at unfinished channels: each look visits all connections of this
-/// process.
-const LOOK_INTERVAL_NS: u64 = 20_000_000;
-/// These looks take at most one part in `LOOK_SHARE` of a thread's time, because a sleeping peer
-/// may leave thousands of connections unfinished for hours.
-const LOOK_SHARE: u64 = 32;
+static ROUNDS: Rounds = Rounds::new();
+/// When the next slice may begin.
+static NEXT_NS: AtomicU64 = AtomicU64::new(0);
+/// A slice takes no longer, but for the connection that is looked at when it is over.
+const SLICE_NS: u64 = 200_000;
+/// Connections without a request of which so many are passed between two looks at the clock.
+const PASSED_MAX: u32 = 64;
+/// Rounds that are not urgent begin at most this often.
+const ROUND_INTERVAL_NS: u64 = 20_000_000;
+/// Rounds that are not urgent take at most one part in so many of a thread's time: a peer that
+/// sleeps may leave thousands of connections unfinished for hours.
+const PATIENT_SHARE: u64 = 32;
+/// Urgent ones take at most this part of the time of a thread that has other work.
+const URGENT_SHARE: u64 = 2;
 
 /// Serves the adapter's requests about connections that no call is using. Called before a thread
 /// sleeps for events, from time to time when it finds events without sleeping, and after calls on
@@ -38,51 +47,126 @@ const LOOK_SHARE: u64 = 32;
 #[inline]
 pub(crate) fn follow() {
     let Some(table) = table::table() else { return };
-    // Acquire pairs with the adapter's Release in `Tables::call_attention`.
-    let attention = table.header().attention.load(Ordering::Acquire);
-    if attention != FOLLOWED.load(Ordering::Relaxed) || UNFINISHED.load(Ordering::Relaxed) {
-        walk(table.header(), attention);
+    if is_asked(table.header()) || !ROUNDS.are_over() {
+        follow_for_a_slice(&table, sys::now_ns());
     }
 }
 
+/// As [`follow`], for a thread that is about to sleep. True while there is more to do first: the
+/// thread may look for its own events, and comes back.
+#[inline]
+pub(crate) fn follow_before_sleep() -> bool {
+    let Some(table) = table::table() else {
+        return false;
+    };
+    if !is_asked(table.header()) && ROUNDS.are_over() {
+        return false;
+    }
+    // A thread without other work keeps no pause.
+    let paused_until_ns = match ROUNDS.are_urgent() {
+        true => NEXT_NS.load(Ordering::Relaxed),
+        false => 0,
+    };
+    follow_for_a_slice(&table, sys::now_ns().max(paused_until_ns));
+    ROUNDS.are_urgent()
+}
+
+/// Whether there is a request that was not followed yet.
+#[inline]
+fn is_asked(header: &Header) -> bool {
+    // Acquire pairs with the adapter's Release in `Tables::call_attention`.
+    header.attention.load(Ordering::Acquire) != FOLLOWED.load(Ordering::Relaxed)
+}
+
+/// Takes up a new request, and looks at connections for a slice of time, unless it is too early at
+/// `now` for the next one.
 #[cold]
-fn walk(header: &Header, attention: u32) {
-    let now = sys::now_ns();
-    if attention == FOLLOWED.swap(attention, Ordering::Relaxed)
-        && now < LOOK_AT_NS.load(Ordering::Relaxed)
-    {
+fn follow_for_a_slice(table: &Table, now: u64) {
+    let header = table.header();
+    // Acquire: as in `is_asked`.
+    let attention = header.attention.load(Ordering::Acquire);
+    if attention != FOLLOWED.swap(attention, Ordering::Relaxed) {
+        if !ROUNDS.are_urgent() {
+            NEXT_NS.store(now, Ordering::Relaxed);
+        }
+        ROUNDS.ask();
+        follow_for_process(header);
+    }
+    if now < NEXT_NS.load(Ordering::Relaxed) {
         return;
     }
+    let begun = sys::now_ns();
+    let is_round_over = errno::keep(|| look_for_a_slice(table, begun));
+    let next = next_slice_ns(begun, sys::now_ns(), ROUNDS.are_urgent(), is_round_over);
+    NEXT_NS.store(next, Ordering::Relaxed);
+}
+
+/// When the next slice may begin, after one that lasted from `begun_ns` to `ended_ns`.
+fn next_slice_ns(begun_ns: u64, ended_ns: u64, is_urgent: bool, is_round_over: bool) -> u64 {
+    let lasted_ns = ended_ns.saturating_sub(begun_ns);
+    let pause_ns = match (is_urgent, is_round_over) {
+        (true, _) => lasted_ns * (URGENT_SHARE - 1),
+        (false, false) => lasted_ns * (PATIENT_SHARE - 1),
+        (false, true) => ROUND_INTERVAL_NS.max(lasted_ns * (PATIENT_SHARE - 1)),
+    };
+    ended_ns + pause_ns
+}
+
+/// What the adapter wants of the process as a whole. Where another thread holds a lock for that, it
+/// comes again with entry 0.
+fn follow_for_process(header: &Header) {
     let rule = header.wait_by_rule.load(Ordering::Relaxed);
     process::follow_wait_rule(WaitMode::from_ruled(rule));
-    LOOK_AT_NS.store(now + LOOK_INTERVAL_NS, Ordering::Relaxed);
     let has_looked = errno::keep(adapter::follow_successor);
     let rule = Rule::from_word(header.express_by_rule.load(Ordering::Relaxed));
     let has_followed = errno::keep(|| express::follow_rule(rule));
-    UNFINISHED.store(!(has_looked && has_followed), Ordering::Relaxed);
-    errno::keep(look_at_all);
-    LOOK_AT_NS.store(next_look_ns(now, sys::now_ns()), Ordering::Relaxed);
+    if !(has_looked && has_followed) {
+        ROUNDS.again(0);
+    }
+    errno::keep(express::look_after);
 }
 
-/// When to look again, after a walk that lasted from `begun_ns` to `ended_ns`.
-fn next_look_ns(begun_ns: u64, ended_ns: u64) -> u64 {
-    let share_ns = ended_ns.saturating_sub(begun_ns) * LOOK_SHARE;
-    ended_ns + share_ns.max(LOOK_INTERVAL_NS)
+/// Looks at connections that this process holds, from a slice's beginning on: true when the slice
+/// has ended with a round.
+fn look_for_a_slice(table: &Table, begun_ns: u64) -> bool {
+    let mut passed = 0;
+    // The process has its turn at entry 0, even where there is none.
+    while let Some((index, is_last)) = ROUNDS.take(table.entries_used().max(1)) {
+        let was_looked_at = look_at_entry(index);
+        if index == 0 {
+            follow_for_process(table.header());
+        }
+        if is_last {
+            return true;
+        }
+        passed += 1;
+        if was_looked_at || passed >= PASSED_MAX {
+            passed = 0;
+            if sys::now_ns().saturating_sub(begun_ns) >= SLICE_NS {
+                return false;
+            }
+        }
+    }
+    true
 }
 
-fn look_at_all() {
-    express::look_after();
-    connection::each_held(|index, entry, local| {
-        if !local.attachment.has_region() {
-            return;
-        }
-        let connection = connection::held(index, entry, local);
-        let command = entry.command.load(Ordering::Relaxed);
-        let commanded = matches!(command, COMMAND_DETACH | COMMAND_EVICT | COMMAND_YIELD);
-        if commanded || is_refused(&connection) || switching::is_released(entry) {
-            look_at(&connection, command);
-        }
-    });
+/// Looks at a connection if something is asked of it: whether that is so.
+fn look_at_entry(index: u32) -> bool {
+    let (Some(entry), Some(local)) = (table::entry(index), connection::local(index)) else {
+        // Those that this process has not come across are others' of its family.
+        return false;
+    };
+    if !connection::is_held(entry, local) || !local.attachment.has_region() {
+        return false;
+    }
+    let connection = connection::held(index, entry, local);
+    let command = entry.command.load(Ordering::Relaxed);
+    let commanded = matches!(command, COMMAND_DETACH | COMMAND_EVICT | COMMAND_YIELD);
+    let is_asked = commanded || is_refused(&connection) || switching::is_released(entry);
+    if is_asked {
+        look_at(&connection, command);
+    }
+    is_asked
 }
 
 /// Serves one connection that no call is using: carries out a command, the end of a command, or a
@@ -113,7 +197,7 @@ fn look_at(connection: &Connection, command: u32) {
         _ => waits_for_peer,
     };
     if is_unfinished && connection.local.attachment.has_region() {
-        UNFINISHED.store(true, Ordering::Relaxed);
+        ROUNDS.again(connection.index);
     }
 }
 
@@ -128,16 +212,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn walks_over_many_connections_are_rare() {
-        let short = LOOK_INTERVAL_NS / LOOK_SHARE;
-        for (lasted, pause) in [
-            (0, LOOK_INTERVAL_NS),
-            (short, LOOK_INTERVAL_NS),
-            (10 * short, 10 * LOOK_INTERVAL_NS),
-        ] {
-            assert_eq!(next_look_ns(7, 7 + lasted), 7 + lasted + pause);
-        }
+    fn a_thread_with_other_work_gets_its_share_of_the_time() {
+        let next = |lasted, is_urgent, is_round_over| {
+            next_slice_ns(7, 7 + lasted, is_urgent, is_round_over) - 7
+        };
+        assert_eq!(next(SLICE_NS, true, false), URGENT_SHARE * SLICE_NS);
+        assert_eq!(next(SLICE_NS, true, true), URGENT_SHARE * SLICE_NS);
+        assert_eq!(next(SLICE_NS, false, false), PATIENT_SHARE * SLICE_NS);
+        let long = ROUND_INTERVAL_NS;
+        assert_eq!(next(0, false, true), ROUND_INTERVAL_NS);
+        assert_eq!(next(long, false, true), PATIENT_SHARE * long);
         // The clock went backwards.
-        assert_eq!(next_look_ns(7, 3), 3 + LOOK_INTERVAL_NS);
+        assert_eq!(next_slice_ns(7, 3, false, true), 3 + ROUND_INTERVAL_NS);
     }
 }

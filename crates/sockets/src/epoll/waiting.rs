@@ -167,6 +167,14 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
             return ControlFlow::Continue(false);
         }
         requests::follow();
+        self.look_at_kernel(events)?;
+        ControlFlow::Continue(true)
+    }
+
+    /// Asks the kernel for events of ordinary members, without a wait. `Break` has the result of
+    /// the program's call.
+    fn look_at_kernel(&mut self, events: &mut [epoll_event]) -> ControlFlow<i32> {
+        let epoll = self.instance.epoll;
         let n = (self.kernel)(self.said.room(events.len()), Some(0));
         if n != 0 {
             let said = self.said.first(n.max(0) as usize);
@@ -176,7 +184,34 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
                 return ControlFlow::Break(if n < 0 { n } else { kept as i32 });
             }
         }
-        ControlFlow::Continue(true)
+        ControlFlow::Continue(())
+    }
+
+    /// Between two slices of work for the adapter, instead of a sleep: looks for the program's own
+    /// events. `Break` has the result of the program's call.
+    #[cold]
+    fn look_meanwhile(&mut self, events: &mut [epoll_event]) -> ControlFlow<i32> {
+        self.look_at_kernel(events)?;
+        let epoll = self.instance.epoll;
+        if self.handlers.is_some_and(|handlers| handlers.end_a_wait()) {
+            errno::keep(|| epoll.share());
+            errno::set(libc::EINTR);
+            return ControlFlow::Break(-1);
+        }
+        self.end_if_over(events)
+    }
+
+    /// Ends the call with what there is, if its time-out has passed.
+    fn end_if_over(&mut self, events: &mut [epoll_event]) -> ControlFlow<i32> {
+        let Instance {
+            epoll, generation, ..
+        } = self.instance;
+        let is_over = |limit| sys::now_ns() - self.since_ns >= limit;
+        if !self.timeout_ns.is_some_and(is_over) {
+            return ControlFlow::Continue(());
+        }
+        let found = epoll.sweep_and_harvest_all(generation, events, &mut { Told::NONE });
+        ControlFlow::Break(found as i32)
     }
 
     /// Sleeps in the kernel, from `now` on. `Break` has the result of the program's call; otherwise
@@ -191,7 +226,9 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
         let Instance {
             epoll, generation, ..
         } = self.instance;
-        requests::follow();
+        if requests::follow_before_sleep() {
+            return self.look_meanwhile(events);
+        }
         let room = self.said.room(events.len());
         let moves = epoll.moves();
         let n = sleep(self.instance, room, left, self.kernel);
@@ -215,12 +252,7 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
             let parts = Parts::between(epoll, kept, kept + more, Some(moves));
             return ControlFlow::Break(once_each(epoll, events, parts));
         }
-        let is_over = |limit| sys::now_ns() - self.since_ns >= limit;
-        if !self.timeout_ns.is_some_and(is_over) {
-            return ControlFlow::Continue(());
-        }
-        let found = epoll.sweep_and_harvest_all(generation, events, &mut { Told::NONE });
-        ControlFlow::Break(found as i32)
+        self.end_if_over(events)
     }
 }
 

@@ -279,7 +279,18 @@ pub(crate) fn poll(
                 }
             }
         }
-        requests::follow();
+        if requests::follow_before_sleep() {
+            // Between two slices of work for the adapter the program's own events come first.
+            let more = merge(fds, copy.slice(), &mut kernel);
+            if more != 0 || is_over(timeout_ns, started) {
+                return more;
+            }
+            if handlers.end_a_wait() {
+                errno::set(libc::EINTR);
+                return -1;
+            }
+            continue;
+        }
         let result = sleep(fds, &mut copy, left, &mut kernel);
         if let Some(local) = history {
             local.spin.slept(sys::now_ns() - now);
@@ -287,10 +298,15 @@ pub(crate) fn poll(
         if result != 0 {
             return result;
         }
-        if timeout_ns.is_some_and(|limit| sys::now_ns() - started >= limit) {
+        if is_over(timeout_ns, started) {
             return look_at_all(fds);
         }
     }
+}
+
+/// True when a time-out that began at `started` has passed.
+fn is_over(timeout_ns: Option<u64>, started: u64) -> bool {
+    timeout_ns.is_some_and(|limit| sys::now_ns() - started >= limit)
 }
 
 /// Whether the kernel has just found nothing among the same descriptors. (Two threads that ask at

@@ -149,7 +149,15 @@ pub(super) fn wait_for_bytes(
     if end.rx_mode() == Mode::Ring && spin(connection, end, handlers, news)? {
         return Ok(());
     }
-    requests::follow();
+    while requests::follow_before_sleep() {
+        // Between two slices of work for the adapter, bytes and signals come first.
+        if news() || sys::poll_now(connection.number(), libc::POLLIN) != 0 {
+            return Ok(());
+        }
+        if handlers.end_a_transfer() {
+            return Err(libc::EINTR);
+        }
+    }
     let slept = sleep_armed(connection, end, handlers, news, || {
         match waits_so_far.steps(end) {
             None => sleep(connection, left_ns, handlers),
