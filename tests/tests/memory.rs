@@ -100,6 +100,30 @@ fn regions_of_idle_connections_are_given_back_and_can_be_had_again() {
 }
 
 #[test]
+fn connections_that_are_used_before_they_give_their_regions_back_keep_those() {
+    let mut toehold = Toehold::start();
+    toehold.start_adapter_with(&["--max-connections", &COUNT.to_string()]);
+    let arguments = [&COUNT.to_string(), "light"];
+    let mut crowd = Crowd::start(&toehold, PROGRAM, &arguments, TIME_LIMIT);
+    // Both programs sleep, so that nothing is given back meanwhile.
+    let wanted = wait_until(TIME_LIMIT, || {
+        toehold.adapter().stderr().contains("taking back")
+    });
+    assert!(wanted, "{}", toehold.adapter().stderr());
+    let downgrades = |toehold: &Toehold| -> u64 {
+        let connections = toehold.connections();
+        connections.iter().map(|one| one.count("downgrades")).sum()
+    };
+    let before = downgrades(&toehold);
+    crowd.server.signal(libc::SIGSTOP);
+    crowd.order("say");
+    crowd.server.signal(libc::SIGCONT);
+    crowd.order("hear");
+    assert_eq!(downgrades(&toehold), before, "{:?}", toehold.connections());
+    crowd.end();
+}
+
+#[test]
 fn detached_connections_give_their_regions_back_and_attach_again() {
     let mut toehold = Toehold::start();
     let mut crowd = start(&toehold);

@@ -4,8 +4,9 @@
 //! Memory is counted in *shares* of a megabyte; a channel has one, and more when its rings have
 //! grown. Pressure begins when seven eighths of the shares are in use and ends at three quarters.
 //! In between, the caller samples how much each channel has moved, at its own pace; a channel whose
-//! count stood still for [`IDLE_SAMPLES_MIN`] samples may be chosen. Without pressure nothing is
-//! kept and nothing is sampled.
+//! count stood still for [`IDLE_SAMPLES_MIN`] samples may be chosen. One that is used again before
+//! it has given its region back keeps that, and may be chosen another time. Without pressure
+//! nothing is kept and nothing is sampled.
 
 use crate::registry::ChannelId;
 use std::collections::BTreeMap;
@@ -17,6 +18,17 @@ pub(crate) struct Pressure {
     /// Shares to take back until the pressure ends.
     wanted: usize,
     seen: BTreeMap<ChannelId, Seen>,
+}
+
+/// A channel at the moment of a sample.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sampled {
+    /// What it has moved so far.
+    pub(crate) activity: u64,
+    /// Its part of the memory.
+    pub(crate) shares: usize,
+    /// Whether one of its ends is told to give it back, and has not kept it.
+    pub(crate) is_told: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,15 +55,15 @@ impl Pressure {
         self.is_on
     }
 
-    /// Takes a sample of every channel: what it has moved, and its shares. Answers which to take
-    /// back, the longest idle first; each is named once.
+    /// Takes a sample of every channel. Answers which to take back, the longest idle first; each is
+    /// named once, unless it is used after that.
     pub(crate) fn sample(
         &mut self,
-        channels: impl Iterator<Item = (ChannelId, u64, usize)>,
+        channels: impl Iterator<Item = (ChannelId, Sampled)>,
     ) -> Vec<ChannelId> {
         let before = std::mem::take(&mut self.seen);
         self.seen = channels
-            .map(|(id, activity, shares)| (id, Seen::next(before.get(&id), activity, shares)))
+            .map(|(id, sampled)| (id, Seen::next(before.get(&id), &sampled)))
             .collect();
         let mut missing = self.missing();
         let idle = |seen: &Seen| !seen.chosen && seen.idle_samples >= IDLE_SAMPLES_MIN;
@@ -87,20 +99,19 @@ impl Pressure {
 }
 
 impl Seen {
-    fn next(before: Option<&Seen>, activity: u64, shares: usize) -> Seen {
-        match before {
-            Some(seen) if seen.activity == activity => Seen {
-                shares,
-                idle_samples: seen.idle_samples.saturating_add(1),
-                ..*seen
-            },
-            // One that was chosen and still moves is on its way back to its carrier.
-            other => Seen {
-                activity,
-                shares,
-                idle_samples: 0,
-                chosen: other.is_some_and(|seen| seen.chosen),
-            },
+    fn next(before: Option<&Seen>, sampled: &Sampled) -> Seen {
+        let &Sampled {
+            activity,
+            shares,
+            is_told,
+        } = sampled;
+        let still = before.filter(|seen| seen.activity == activity);
+        Seen {
+            activity,
+            shares,
+            idle_samples: still.map_or(0, |seen| seen.idle_samples.saturating_add(1)),
+            // One that was chosen and still moves may be on its way back to its carrier.
+            chosen: is_told && before.is_some_and(|seen| seen.chosen),
         }
     }
 }
@@ -109,11 +120,21 @@ impl Seen {
 mod tests {
     use super::*;
 
+    /// A sample of channels that keep nothing which they are told to give back.
     fn sample(pressure: &mut Pressure, activities: &[(u64, u64)]) -> Vec<u64> {
         let channels = activities
             .iter()
-            .map(|&(id, moved)| (ChannelId(id), moved, 1));
+            .map(|&(id, moved)| channel(id, moved, 1, true));
         pressure.sample(channels).iter().map(|id| id.0).collect()
+    }
+
+    fn channel(id: u64, activity: u64, shares: usize, is_told: bool) -> (ChannelId, Sampled) {
+        let sampled = Sampled {
+            activity,
+            shares,
+            is_told,
+        };
+        (ChannelId(id), sampled)
     }
 
     #[test]
@@ -162,9 +183,9 @@ mod tests {
         assert!(pressure.is_on(16, 16), "four are wanted");
         let channels = || {
             [
-                (ChannelId(1), 0, 1),
-                (ChannelId(2), 0, 8),
-                (ChannelId(3), 0, 7),
+                channel(1, 0, 1, true),
+                channel(2, 0, 8, true),
+                channel(3, 0, 7, true),
             ]
         };
         let mut chosen = Vec::new();
@@ -173,6 +194,25 @@ mod tests {
         }
         assert_eq!(chosen, [ChannelId(1), ChannelId(2)]);
         assert!(!pressure.wants_more());
+    }
+
+    #[test]
+    fn a_channel_that_was_kept_is_chosen_again_when_it_is_idle_again() {
+        let mut pressure = Pressure::default();
+        assert!(pressure.is_on(1, 1));
+        let mut chosen = |activity, is_told| {
+            let chosen = pressure.sample([channel(1, activity, 1, is_told)].into_iter());
+            (chosen.len(), pressure.wants_more())
+        };
+        for _ in 0..IDLE_SAMPLES_MIN {
+            assert_eq!(chosen(5, false), (0, true));
+        }
+        assert_eq!(chosen(5, false), (1, false));
+        assert_eq!(chosen(5, true), (0, false), "told once");
+        for _ in 0..IDLE_SAMPLES_MIN {
+            assert_eq!(chosen(6, false), (0, true), "used, and kept");
+        }
+        assert_eq!(chosen(6, false), (1, false));
     }
 
     #[test]

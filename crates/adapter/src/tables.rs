@@ -23,9 +23,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use toehold_channel::express;
 use toehold_channel::rendezvous::meeting_of;
 use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_EVICT, COMMAND_NONE, COMMAND_PEER_GONE, COMMAND_YIELD, ENTRIES,
-    ENTRIES_OFFSET, Entry, EntryState, FAMILY_BIRTH, FAMILY_ORPHAN, FAMILY_PID, FLAG_ACCEPTED,
-    PROGRAM_BYTES, Reason, TABLE_BYTES, Table, WaitMode,
+    COMMAND_DETACH, COMMAND_EVICT, COMMAND_NONE, COMMAND_PEER_GONE, COMMAND_SPARE, COMMAND_YIELD,
+    ENTRIES, ENTRIES_OFFSET, Entry, EntryState, FAMILY_BIRTH, FAMILY_ORPHAN, FAMILY_PID,
+    FLAG_ACCEPTED, PROGRAM_BYTES, Reason, TABLE_BYTES, Table, WaitMode,
 };
 
 /// The mapped tables.
@@ -184,15 +184,34 @@ impl Tables {
     /// Tells the library to give the channels of ends up, except those of ends that already have a
     /// command that brings them down for longer than a packet capture.
     pub(crate) fn set_evict(&self, ends: impl Iterator<Item = End>) {
-        let evict = |entry: &_| {
+        self.want_back(ends, |entry| {
             swap_command(entry, COMMAND_NONE, COMMAND_EVICT)
+                || swap_command(entry, COMMAND_SPARE, COMMAND_EVICT)
                 || swap_command(entry, COMMAND_YIELD, COMMAND_EVICT)
-        };
-        let evicted = ends.filter(|&end| self.current(end).is_some_and(evict));
+        });
+    }
+
+    /// As [`Tables::set_evict`], but ends that are in use again keep their channels. One that a
+    /// packet capture has on its carrier is not.
+    pub(crate) fn set_spare(&self, ends: impl Iterator<Item = End>) {
+        self.want_back(ends, |entry| {
+            swap_command(entry, COMMAND_NONE, COMMAND_SPARE)
+                || swap_command(entry, COMMAND_YIELD, COMMAND_EVICT)
+        });
+    }
+
+    fn want_back(&self, ends: impl Iterator<Item = End>, told: impl Fn(&Entry) -> bool) {
+        let evicted = ends.filter(|&end| self.current(end).is_some_and(&told));
         let tables: BTreeSet<TableId> = evicted.map(|end| end.table).collect();
         for table in tables {
             self.call_attention(table);
         }
+    }
+
+    /// Whether an end is under a command.
+    pub(crate) fn is_commanded(&self, end: End) -> bool {
+        let command = |entry: &Entry| entry.command.load(Ordering::Relaxed);
+        self.current(end).map_or(COMMAND_NONE, command) != COMMAND_NONE
     }
 
     /// Makes the processes of a family look at their entries before they next sleep.
@@ -207,7 +226,8 @@ impl Tables {
     /// Clears the evict command, because it was carried out.
     pub(crate) fn clear_evict(&self, end: End) {
         if let Some(entry) = self.current(end) {
-            swap_command(entry, COMMAND_EVICT, COMMAND_NONE);
+            let _ = swap_command(entry, COMMAND_EVICT, COMMAND_NONE)
+                || swap_command(entry, COMMAND_SPARE, COMMAND_NONE);
         }
     }
 }
@@ -408,6 +428,7 @@ fn key_of(file: &File) -> Result<FileKey, TableError> {
 /// command outlasts a packet capture.
 pub(crate) fn detach(entry: &Entry) -> bool {
     swap_command(entry, COMMAND_NONE, COMMAND_DETACH)
+        || swap_command(entry, COMMAND_SPARE, COMMAND_DETACH)
         || swap_command(entry, COMMAND_YIELD, COMMAND_DETACH)
 }
 
@@ -416,10 +437,14 @@ pub(crate) fn attach(entry: &Entry) -> bool {
     swap_command(entry, COMMAND_DETACH, COMMAND_NONE)
 }
 
-/// Keeps an entry on its carrier while it is `captured`. True when that changes its command.
+/// Keeps an entry on its carrier while it is `captured`; one that is to give its region up does so
+/// in any case. True when that changes its command.
 pub(crate) fn yield_to_capture(entry: &Entry, captured: bool) -> bool {
     match captured {
-        true => swap_command(entry, COMMAND_NONE, COMMAND_YIELD),
+        true => {
+            swap_command(entry, COMMAND_NONE, COMMAND_YIELD)
+                || swap_command(entry, COMMAND_SPARE, COMMAND_EVICT)
+        }
         false => swap_command(entry, COMMAND_YIELD, COMMAND_NONE),
     }
 }

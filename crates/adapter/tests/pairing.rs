@@ -7,7 +7,7 @@ use std::time::Duration;
 use support::{Adapter, FakeLibrary, Scratch, connect, sockets};
 use toehold_adapter::daemon::Options;
 use toehold_channel::rendezvous::GOES_ON;
-use toehold_channel::table::{COMMAND_EVICT, COMMAND_NONE, Reason};
+use toehold_channel::table::{COMMAND_NONE, COMMAND_SPARE, Reason};
 
 #[test]
 fn both_ends_of_a_connection_get_the_same_region() {
@@ -218,20 +218,23 @@ fn when_regions_run_out_the_least_active_go_first() {
     // All but one are busy, until that one is told to give way.
     let (idle, idle_connected) = ends.remove(2);
     server.settle_until(|| {
-        for (accepted, _) in &ends {
+        for (accepted, connected) in &ends {
             server
                 .table
                 .entry(accepted.entry)
                 .tx_ring
                 .fetch_add(1, Ordering::Relaxed);
+            // One that seemed idle, where this thread could not run.
+            server.keep_region(*accepted);
+            client.keep_region(*connected);
         }
-        server.command(idle) == COMMAND_EVICT
+        server.command(idle) == COMMAND_SPARE
     });
     for (accepted, connected) in &ends {
         assert_eq!(server.command(*accepted), COMMAND_NONE);
         assert_eq!(client.command(*connected), COMMAND_NONE);
     }
-    assert_eq!(client.command(idle_connected), COMMAND_EVICT);
+    assert_eq!(client.command(idle_connected), COMMAND_SPARE);
     client.withdraw(idle_connected);
     client.settle();
     server.withdraw(idle);

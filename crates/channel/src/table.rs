@@ -431,11 +431,20 @@ pub const COMMAND_DETACH: u32 = 1;
 /// reports the end.
 pub const COMMAND_PEER_GONE: u32 = 2;
 /// As [`COMMAND_DETACH`], because regions are short: give the channel up at once. Ends when the
-/// library withdraws.
+/// library withdraws the connection.
 pub const COMMAND_EVICT: u32 = 3;
 /// As [`COMMAND_DETACH`], because a packet capture would see the carrier's packets. Both ends keep
 /// the channel: the command ends with the capture.
 pub const COMMAND_YIELD: u32 = 4;
+/// As [`COMMAND_EVICT`], if the connection is idle: a library that finds the connection in use
+/// first withdraws the command, and the adapter chooses again.
+pub const COMMAND_SPARE: u32 = 5;
+
+/// True for the commands by which the region is wanted back at once.
+#[must_use]
+pub fn is_eviction(command: u32) -> bool {
+    matches!(command, COMMAND_EVICT | COMMAND_SPARE)
+}
 
 /// Why a connection is on the host path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,9 @@
 //! `crowd client PORT COUNT` opens the connections, talks once on each, and then follows
 //! its input, line by line: `talk N` on connection N, `idle` for a while on all but the first,
 //! which it keeps using, `around N` for N milliseconds with a message on each in turn, `alone N`
-//! for N milliseconds with messages on the first, `alone` until SIGUSR1 ends that. It ends when
-//! there are no more lines. Every byte is checked; each line is answered with one.
+//! for N milliseconds with messages on the first, `alone` until SIGUSR1 ends that, `say` sends a
+//! message on each connection, and `hear` receives their echoes. It ends when there are no more
+//! lines. Every byte is checked; each line is answered with one.
 //! `crowd client PORT COUNT light` only talks in short messages.
 //!
 //! `crowd member` is one of many processes that have connections with each other. It echoes as the
@@ -149,6 +150,18 @@ fn client(port: u16, count: usize, bulk_bytes: usize) {
                 // Relaxed: it orders nothing.
                 while !IS_OVER.swap(false, Ordering::Relaxed) {
                     exchange(&mut streams[0], b"still here");
+                }
+            }
+            None if line == "say" => {
+                for stream in &mut streams {
+                    stream.write_all(b"all at once").expect("no error");
+                }
+            }
+            None if line == "hear" => {
+                for stream in &mut streams {
+                    let mut echo = [0; 11];
+                    stream.read_exact(&mut echo).expect("no error");
+                    assert_eq!(&echo, b"all at once");
                 }
             }
             None if line == "idle" => {

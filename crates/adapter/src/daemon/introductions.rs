@@ -5,6 +5,7 @@ use super::Daemon;
 use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
 use crate::diag::Diag;
+use crate::pressure::Sampled;
 use crate::proc;
 use crate::proof::{self, Proved};
 use crate::regions::Memory;
@@ -380,7 +381,8 @@ impl Daemon {
     }
 
     /// Under pressure, has the least active channels give up their regions. A program that sleeps
-    /// does so at its next call; until then its region costs the pages it last used.
+    /// does so at its next call, unless that uses the channel. Until then its region costs the
+    /// pages it last used.
     pub(super) fn relieve_pressure(&mut self) {
         let now = Instant::now();
         if self
@@ -406,11 +408,16 @@ impl Daemon {
         }
         let (registry, tables) = (&self.registry, &self.tables);
         let channels: BTreeMap<ChannelId, [End; 2]> = registry.channels().collect();
-        let activities = channels.iter();
-        let activities =
-            activities.map(|(&id, &ends)| (id, activity(tables, ends), shares(tables, ends)));
-        let chosen = self.pressure.sample(activities);
-        tables.set_evict(chosen.iter().flat_map(|id| channels[id]));
+        let sampled = channels.iter().map(|(&id, &ends)| {
+            let sampled = Sampled {
+                activity: activity(tables, ends),
+                shares: shares(tables, ends),
+                is_told: ends.iter().any(|&end| tables.is_commanded(end)),
+            };
+            (id, sampled)
+        });
+        let chosen = self.pressure.sample(sampled);
+        tables.set_spare(chosen.iter().flat_map(|id| channels[id]));
         self.sample_due = Some(now + self.options.sample_interval);
         // Once enough is under way there is nothing to watch for: what comes next brings an event.
         self.sample_next = self.sample_due.filter(|_| self.pressure.wants_more());

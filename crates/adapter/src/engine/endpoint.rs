@@ -19,7 +19,7 @@ use toehold_channel::layout::{
     CAPACITY_LOG2_ENGINE, CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, CLOSED_TURN, ReadyBitmap, SIDE_SEEN,
 };
 use toehold_channel::ring::{Fault, stretches};
-use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, Entry, Mode};
+use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, Entry, Mode, is_eviction};
 use toehold_stream::credit::Credit;
 use toehold_stream::end::End;
 use toehold_stream::express::{Carrier as Carrying, Turn};
@@ -421,7 +421,7 @@ impl Endpoint {
     fn is_recalled(&self) -> bool {
         // Acquire pairs with the Release stores in `recall` and `tables::swap_command`.
         let command = self.entry.command.load(Ordering::Acquire);
-        matches!(command, COMMAND_DETACH | COMMAND_EVICT)
+        command == COMMAND_DETACH || is_eviction(command)
     }
 
     /// Asks the program to keep its direction on the carrier, and to leave.

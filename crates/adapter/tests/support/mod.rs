@@ -25,7 +25,8 @@ use toehold_channel::layout::{
 };
 use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
 use toehold_channel::table::{
-    Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, TABLE_BYTES, Table, WaitMode,
+    COMMAND_NONE, COMMAND_SPARE, Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, TABLE_BYTES, Table,
+    WaitMode,
 };
 
 /// An adapter that serves a scratch directory on a thread of its own.
@@ -388,6 +389,13 @@ impl FakeLibrary {
 
     pub(crate) fn command(&self, end: FakeEnd) -> u32 {
         self.table.entry(end.entry).command.load(Ordering::Acquire)
+    }
+
+    /// As a connection does that is used after the adapter has wanted its region back.
+    pub(crate) fn keep_region(&self, end: FakeEnd) {
+        let command = &self.table.entry(end.entry).command;
+        let relaxed = Ordering::Relaxed;
+        let _ = command.compare_exchange(COMMAND_SPARE, COMMAND_NONE, relaxed, relaxed);
     }
 
     /// How often the adapter has called the family's attention.

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use toehold_channel::express::Rule;
 use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_EVICT, COMMAND_YIELD, Header, Mode, WaitMode,
+    COMMAND_DETACH, COMMAND_SPARE, COMMAND_YIELD, Header, Mode, WaitMode, is_eviction,
 };
 use toehold_stream::leaving::Refusal;
 
@@ -161,7 +161,10 @@ fn look_at_entry(index: u32) -> bool {
     }
     let connection = connection::held(index, entry, local);
     let command = entry.command.load(Ordering::Relaxed);
-    let commanded = matches!(command, COMMAND_DETACH | COMMAND_EVICT | COMMAND_YIELD);
+    if command == COMMAND_SPARE && keeps_unread(&connection) {
+        return false;
+    }
+    let commanded = matches!(command, COMMAND_DETACH | COMMAND_YIELD) || is_eviction(command);
     let is_asked = commanded || is_refused(&connection) || switching::is_released(entry);
     if is_asked {
         look_at(&connection, command);
@@ -191,7 +194,8 @@ fn look_at(connection: &Connection, command: u32) {
             .tx_mode
             .load(Ordering::Relaxed)
             .is(Mode::Carrier as u32),
-        COMMAND_DETACH | COMMAND_EVICT => true,
+        COMMAND_DETACH => true,
+        command if is_eviction(command) => true,
         // The command has ended. The end that notices this first goes up only when its peer has
         // noticed, too.
         _ => waits_for_peer,
@@ -199,6 +203,15 @@ fn look_at(connection: &Connection, command: u32) {
     if is_unfinished && connection.local.attachment.has_region() {
         ROUNDS.again(connection.index);
     }
+}
+
+/// Keeps the region of a connection that is wanted back if it is idle, where the program has bytes
+/// to read there. Whether that is so.
+fn keeps_unread(connection: &Connection) -> bool {
+    let Some(end) = connection.inside() else {
+        return false;
+    };
+    end.reads_ring() && end.receiver().looks_filled() && switching::keep_region(connection, &end)
 }
 
 /// Whether one of the two ends wants the connection on its carrier.

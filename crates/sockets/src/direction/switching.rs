@@ -7,9 +7,9 @@ use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::{SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, COMMAND_YIELD, Entry, FLAG_CONNECTING,
-    FLAG_PINNED, FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, FLAG_UNCOMPARED, FLAG_UNSEEN, Mode,
-    Reason,
+    COMMAND_DETACH, COMMAND_NONE, COMMAND_PEER_GONE, COMMAND_SPARE, COMMAND_YIELD, Entry,
+    FLAG_CONNECTING, FLAG_PINNED, FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, FLAG_UNCOMPARED,
+    FLAG_UNSEEN, Mode, Reason, is_eviction,
 };
 use toehold_stream::end::{End, Incoming};
 use toehold_stream::leaving::Refusal;
@@ -37,6 +37,39 @@ pub(crate) fn attend(connection: &Connection, end: &End<'_>) -> Result<(), i32> 
         true => Ok(()),
         false => attend_slowly(connection, end),
     }
+}
+
+/// As [`attend`], for a send of the program's: a region that is wanted back from an idle connection
+/// stays.
+#[inline]
+pub(crate) fn attend_in_use(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+    let hints = connection.entry.rx_hints.load(Ordering::Relaxed);
+    if is_content(connection, end, hints) {
+        return Ok(());
+    }
+    keep_region(connection, end);
+    attend_slowly(connection, end)
+}
+
+/// The connection is in use: withdraws the adapter's wish for its region, if that was for an idle
+/// one, and neither end has begun to follow it.
+#[cold]
+pub(crate) fn keep_region(connection: &Connection, end: &End<'_>) -> bool {
+    let (entry, command) = (connection.entry, &connection.entry.command);
+    let is_up = entry.tx_mode.load(Ordering::Relaxed).is(Mode::Ring as u32);
+    if command.load(Ordering::Relaxed) != COMMAND_SPARE || !is_up || end.refusal() != Refusal::None
+    {
+        return false;
+    }
+    // Relaxed: the adapter only counts. One that has another command now keeps that.
+    command
+        .compare_exchange(
+            COMMAND_SPARE,
+            COMMAND_NONE,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        )
+        .is_ok()
 }
 
 /// Conditions that [`attend`], a send on the carrier or the general code has to handle first. No
@@ -117,7 +150,7 @@ impl Noted<'_> {
             _ if is_unseen_below(self.entry) => Reason::UnseenWaits,
             COMMAND_DETACH => Reason::Detached,
             COMMAND_YIELD => Reason::Captured,
-            COMMAND_EVICT => Reason::NoResources,
+            command if is_eviction(command) => Reason::NoResources,
             _ => return,
         });
     }
@@ -164,7 +197,7 @@ fn tell_wishes(connection: &Connection, end: &End<'_>, command: u32, held_down: 
     let flags = entry.flags.load(Ordering::Relaxed);
     let pinned = flags & FLAG_PINNED != 0;
     // A side that brings its own direction down wants the other direction down, too.
-    end.refuse(if end.has_left() || command == COMMAND_EVICT {
+    end.refuse(if end.has_left() || is_eviction(command) {
         Refusal::Over
     } else if pinned || matches!(command, COMMAND_DETACH | COMMAND_YIELD) || held_down {
         Refusal::Paused
@@ -196,9 +229,11 @@ fn come_down(connection: &Connection, end: &End<'_>, command: u32) -> Result<(),
     let wake = &end.theirs().wake;
     let is_attentive = || wake.refuse.load(SIDE_SEEN).is(0) && wake.abandoned.load(SIDE_SEEN).is(0);
     match command {
-        // Both directions are to come down: a peer that sleeps should hear of it.
-        COMMAND_DETACH | COMMAND_EVICT if is_attentive() => notifier::ring_if_open(connection, end),
         COMMAND_YIELD if is_attentive() => notifier::call_peer(connection, end),
+        // Both directions are to come down: a peer that sleeps should hear of it.
+        _ if (command == COMMAND_DETACH || is_eviction(command)) && is_attentive() => {
+            notifier::ring_if_open(connection, end);
+        }
         _ => {}
     }
     direction::go_down(connection, end);
@@ -506,7 +541,7 @@ pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>, receiving
 
 #[cfg(test)]
 mod tests {
-    use toehold_channel::table::COMMAND_NONE;
+    use toehold_channel::table::COMMAND_EVICT;
 
     use super::*;
 
@@ -518,10 +553,11 @@ mod tests {
         })
     }
 
-    const COMMANDS: [(u32, Reason); 3] = [
+    const COMMANDS: [(u32, Reason); 4] = [
         (COMMAND_DETACH, Reason::Detached),
         (COMMAND_YIELD, Reason::Captured),
         (COMMAND_EVICT, Reason::NoResources),
+        (COMMAND_SPARE, Reason::NoResources),
     ];
 
     #[test]

@@ -488,12 +488,18 @@ impl Call {
     }
 }
 
-/// Called after a receive, without the receive lock: may move our own direction up.
+/// Follows a receive, outside the receive lock: our own direction follows what is asked of it. A
+/// receive is a use of the connection.
 #[inline]
 fn after_receive(connection: &Connection) {
     let entry = connection.entry;
     if entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 || connection::commanded(entry)
     {
+        if connection::commanded(entry)
+            && let Some(end) = connection.inside()
+        {
+            switching::keep_region(connection, &end);
+        }
         switching::service(connection);
     }
 }

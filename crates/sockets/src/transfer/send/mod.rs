@@ -488,7 +488,7 @@ unsafe fn step(
 /// holds the send lock.
 #[inline]
 pub(crate) fn begin_step(connection: &Connection, end: &End<'_>, done: usize) -> Result<(), i32> {
-    switching::attend(connection, end)?;
+    switching::attend_in_use(connection, end)?;
     if !pending_errors::is_there(connection) {
         return Ok(());
     }
