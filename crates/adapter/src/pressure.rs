@@ -23,7 +23,7 @@ pub(crate) struct Pressure {
 /// A channel at the moment of a sample.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sampled {
-    /// What it has moved so far.
+    /// A count that grows with the bytes that the channel moves.
     pub(crate) activity: u64,
     /// Its part of the memory.
     pub(crate) shares: usize,

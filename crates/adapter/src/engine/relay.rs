@@ -737,7 +737,7 @@ impl Flow {
         }
     }
 
-    /// What the channel was known by.
+    /// Drops the endpoint and forgets the channel: its entry, and its place where it had one.
     fn part_from_channel(&mut self, streams: &mut Streams) -> Option<(u32, Option<(u64, u32)>)> {
         if let Some(endpoint) = streams.endpoint(self.id) {
             endpoint.refuse();

@@ -83,7 +83,7 @@ fn is_asked(header: &Header) -> bool {
 #[cold]
 fn follow_for_a_slice(table: &Table, now: u64) {
     let header = table.header();
-    // Acquire: as in `is_asked`.
+    // Acquire pairs with the adapter's Release in `Tables::call_attention`.
     let attention = header.attention.load(Ordering::Acquire);
     if attention != FOLLOWED.swap(attention, Ordering::Relaxed) {
         if !ROUNDS.are_urgent() {
@@ -112,8 +112,8 @@ fn next_slice_ns(begun_ns: u64, ended_ns: u64, is_urgent: bool, is_round_over: b
     ended_ns + pause_ns
 }
 
-/// What the adapter wants of the process as a whole. Where another thread holds a lock for that, it
-/// comes again with entry 0.
+/// Follows what the adapter wants of the process as a whole. Where another thread holds a lock for
+/// that, the process follows it at entry 0.
 fn follow_for_process(header: &Header) {
     let rule = header.wait_by_rule.load(Ordering::Relaxed);
     process::follow_wait_rule(WaitMode::from_ruled(rule));
