@@ -1,10 +1,10 @@
-//! Senders that are none of ours, and compete with the engine's for a link.
+//! Senders of other implementations, which compete with the engine's for a link.
 //!
-//! A rival has packets of one size and no stream: what a link loses it notices when three later
-//! ones have arrived, and sends another. Its congestion controls are written after those of Linux
-//! (`tcp_bbr.c`, which is BBR's first version, and `tcp_cubic.c`) and share no code with the
-//! engine's. Absent: the long-term rate of BBR against policers, and its allowance for
-//! acknowledgements that arrive together.
+//! A rival has packets of one size and no stream. It notices a lost packet when three later ones
+//! have arrived, and sends another. Its congestion controls follow those of Linux (`tcp_bbr.c`,
+//! which is BBR's first version, and `tcp_cubic.c`) and share no code with the engine's. Absent:
+//! the long-term rate of BBR against policers, and its allowance for acknowledgements that arrive
+//! together.
 
 use std::collections::VecDeque;
 
@@ -17,9 +17,9 @@ mod cubic;
 pub(crate) const PACKET_BYTES: usize = 1_500;
 /// Its payload, beside headers with a timestamp.
 const PAYLOAD_BYTES: usize = PACKET_BYTES - 52;
-/// Packets that may overtake one before it is taken for lost.
+/// How many packets may overtake a packet before it is assumed lost.
 const REORDERING: u64 = 3;
-/// With no answer for so long everything in flight is lost.
+/// After this long without an answer everything in flight is assumed lost.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 const INITIAL_WINDOW: f64 = 10.0;
 

@@ -13,7 +13,7 @@ pub(crate) struct Transfer {
     pub(crate) client: usize,
     pub(crate) server: usize,
     pub(crate) is_v6: bool,
-    /// Nobody listens: both connect to each other at the same moment (RFC 9293 section 3.5, figure
+    /// No host listens: both connect to each other at the same moment (RFC 9293 section 3.5, figure
     /// 8).
     pub(crate) is_simultaneous: bool,
     pub(crate) start: Duration,
@@ -22,64 +22,64 @@ pub(crate) struct Transfer {
     pub(crate) server_role: Role,
 }
 
-/// Everything that happens, before it happens.
+/// All events of a simulation, decided before it begins.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub(crate) seed: u64,
     pub(crate) hosts: usize,
     pub(crate) mtu: u16,
-    /// Of each host's way out.
+    /// The impairments of each host's outgoing link.
     pub(crate) impairments: Vec<Impairments>,
     pub(crate) transfers: Vec<Transfer>,
     pub(crate) server_options: Options,
-    /// Per host: what its engine lacks or has.
+    /// The properties of each host's engine.
     pub(crate) traits: Vec<Traits>,
     /// Per host: how fast its clock runs, in parts per million, and when it began.
     pub(crate) clock_ppm: Vec<i64>,
     pub(crate) clock_offset: Vec<Duration>,
-    /// How often, in a million, a host has no room for payload.
+    /// Chance per million that a host has no room for payload.
     pub(crate) no_room_per_million: u32,
-    /// Packets that arrive in pieces, in a million; some of the pieces are lost.
+    /// Packets that arrive in fragments, per million; some of the fragments are lost.
     pub(crate) fragmented_per_million: u32,
-    /// Half-open connections before cookies.
+    /// The most half-open connections before cookies are used.
     pub(crate) half_open_max: usize,
-    /// Frames made of noise and of other frames, a second.
+    /// Frames per second made of noise and of other frames.
     pub(crate) forgeries_per_second: u32,
-    /// SYNs in the names of hosts that there are not, a second and in all.
+    /// SYNs in the names of hosts that do not exist, per second and in total.
     pub(crate) syns_per_second: u32,
     pub(crate) syns: u32,
-    /// When a host forgets everything.
+    /// When a host loses all its state.
     pub(crate) reboots: Vec<(usize, Duration)>,
     /// When a host's link takes packets of another size, and which.
     pub(crate) mtu_changes: Vec<(usize, Duration, u16)>,
     /// When a host's memory is short.
     pub(crate) shortages: Vec<Shortage>,
-    /// Ends of transfers that take their window back.
+    /// Ends of transfers that shrink their window.
     pub(crate) withdrawals: Vec<Withdrawal>,
-    /// Hosts that acknowledge what has not arrived.
+    /// Hosts that acknowledge data that has not arrived.
     pub(crate) optimists: Vec<usize>,
     /// Connections that listeners let Fast Open open before their handshake is over. Not zero:
     /// clients send payload with their SYN, too.
     pub(crate) fast_open_pending_max: usize,
-    /// Senders that compete for the first host's way out.
+    /// Senders that compete for the first host's outgoing link.
     pub(crate) rivals: Vec<Kind>,
     /// The simulation stops here, done or not; `None`: it must finish by itself.
     pub(crate) stop_after: Option<Duration>,
 }
 
-/// A host without much memory, for a while.
+/// A host with little memory, for a while.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shortage {
     pub(crate) host: usize,
     pub(crate) from: Duration,
     pub(crate) until: Duration,
-    /// Larger pieces of payload find no room meanwhile.
+    /// Larger pieces of payload are refused meanwhile.
     pub(crate) piece_bytes_max: usize,
     /// How often, in a million arrivals, the host discards what it has ahead of gaps.
     pub(crate) discards_per_million: u32,
 }
 
-/// The end of a transfer that takes its window back after so many bytes, until all that it sends is
+/// The end of a transfer that shrinks its window after this many bytes, until all its own bytes are
 /// acknowledged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Withdrawal {
@@ -96,14 +96,15 @@ pub(crate) struct Traits {
     pub(crate) no_window_scaling: bool,
     /// On Ethernet, with received checksums verified by the link; otherwise on bare IP.
     pub(crate) ethernet: bool,
-    /// The link completes checksums and cuts large segments.
+    /// The link completes checksums and divides large segments.
     pub(crate) offloads: bool,
     /// How many frames the link takes at once; zero: all there are.
     pub(crate) frames_at_once: u32,
 }
 
 impl Scenario {
-    /// The scenario of a seed. Every trouble is absent in most of them, so that each shows alone.
+    /// The scenario of a seed. Every impairment is absent in most scenarios, so that each is also
+    /// tested alone.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x7031_e5ce_a210_0001);

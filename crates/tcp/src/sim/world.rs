@@ -1,4 +1,4 @@
-//! The event loop: whatever happens next, happens now.
+//! The event loop: takes the next event and sets the time to its time.
 
 mod competition;
 mod hostile;
@@ -20,15 +20,15 @@ use withdrawal::Withdrawal;
 
 /// From here on, both ends of a transfer that is opened from both sides have the same port.
 const SIMULTANEOUS_PORTS: u16 = 10_000;
-/// No simulation takes longer, however bad its links, unless something is stuck.
+/// No simulation takes longer, however bad its links, unless it hangs.
 const VIRTUAL_TIME_MAX: Duration = Duration::from_secs(8 * 3_600);
-/// Whoever needs longer for its handshake may be refused: a SYN cookie is good for a minute at
-/// least.
+/// A host that needs longer for its handshake may be refused: a SYN cookie is valid for at least a
+/// minute.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(60);
-/// How long a link is busy that does not take all frames at once.
+/// How long a link stays busy that does not accept all frames at once.
 const LINK_PAUSE: Duration = Duration::from_micros(100);
 const FRAME_BYTES_MAX: usize = 70_000;
-/// So many records of scoreboards are checked in a step, on the average, once there are more.
+/// How many scoreboard records are checked per step on average, if there are more.
 const RECORDS_A_STEP: usize = 8;
 
 /// The results of a simulation.
@@ -40,7 +40,7 @@ pub struct Report {
     pub finished: u64,
     /// Of these, the ones that both ends opened at once.
     pub simultaneous: u64,
-    /// Virtual time that connections existed, both ends counted as one.
+    /// Virtual time for which connections existed; both ends count as one.
     pub connection_time: Duration,
     /// Virtual time from the first event to the last.
     pub virtual_time: Duration,
@@ -115,7 +115,7 @@ struct Progress {
     server_over: bool,
     server_seen: bool,
     finished_sides: u8,
-    /// Something other than the network interferes: an abort, a reboot.
+    /// An event outside the network interferes: an abort, a reboot.
     excused: bool,
 }
 
@@ -213,7 +213,7 @@ impl World {
     /// Lets everything happen.
     ///
     /// # Panics
-    /// When anything that must hold does not, or when nothing gets on any more.
+    /// When an invariant or a check fails, or when the simulation makes no progress.
     #[must_use]
     pub fn run(mut self) -> Report {
         let stop_at = self
@@ -497,9 +497,8 @@ impl World {
         }
     }
 
-    /// Checks a host's engine. Scoreboards of many records are walked through only every few
-    /// steps, or nothing else would be done: a fault of theirs stays until it is seen, and a trace
-    /// checks every step.
+    /// Checks a host's engine. Large scoreboards are checked only every few steps, because that
+    /// takes long: a fault in them persists until it is found, and a trace checks every step.
     fn assert_invariants(&mut self, host: usize) {
         let host = &mut self.hosts[host];
         if self.trace || host.steps_in_brief >= host.records / RECORDS_A_STEP {

@@ -1,4 +1,4 @@
-//! Receivers that take back a window which is in use, as Linux does when its buffers overflow.
+//! Receivers that shrink a window which is in use, as Linux does when its buffers overflow.
 //!
 //! The program at such an end reads nothing more from some byte on, until all that it writes has
 //! been acknowledged. Meanwhile its host offers no window. It takes nothing that ends beyond what
