@@ -63,19 +63,30 @@ fn serve(role: &Role, count: usize) {
 
 /// The server has many connections in two instances each, and sleeps on one of these.
 fn members_of_two(role: &Role) {
-    const CONNECTIONS: usize = 700;
+    /// More than a sleep has room for, and more than it maps room for at first.
+    const CONNECTIONS: usize = 1_300;
     /// Enough for a connection to move to shared memory.
     const MESSAGES: usize = 30;
     const ASLEEP: [usize; 4] = [0, CONNECTIONS / 2, CONNECTIONS - 1, 1];
-    let listener = role.server().then(|| role.listen(0));
+    let arrivals = role.server().then(|| {
+        let (listener, epoll) = (role.listen(libc::SOCK_NONBLOCK), sys::epoll_create());
+        sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, listener, libc::EPOLLIN, 1).value();
+        (listener, epoll)
+    });
     let port = if role.server() { 0 } else { role.hear_port() };
     let connections: Vec<Fd> = (0..CONNECTIONS)
-        .map(|_| match listener {
-            Some(listener) => sys::accept(listener).fd(),
-            None => role.connect(port),
+        .map(|_| {
+            let fd = match arrivals {
+                Some((listener, epoll)) => {
+                    sys::epoll_wait(epoll, 1, -1).0.value();
+                    sys::accept(listener).fd()
+                }
+                None => role.connect(port),
+            };
+            role.step();
+            fd
         })
         .collect();
-    role.step();
     if !role.server() {
         for round in 0..MESSAGES {
             connections.iter().for_each(|fd| echo(*fd, round));
@@ -86,6 +97,8 @@ fn members_of_two(role: &Role) {
             send_all(connections[number], b"!");
             role.step();
         }
+        // The connections stay open until the server has slept for the last time.
+        role.step();
         return;
     }
     let epolls = [(); 2].map(|()| sys::epoll_create());
@@ -114,6 +127,22 @@ fn members_of_two(role: &Role) {
         receive_all(connections[number], &mut [0; 1]);
         role.step();
     }
+    let sleep_many_times = || (0..20).for_each(|_| assert!(wait(5).1.is_empty()));
+    sleep_many_times();
+    let before = mapped_pages();
+    sleep_many_times();
+    role.say("pages that sleeps keep", mapped_pages() - before);
+    role.step();
+}
+
+/// Pages that are mapped into this process.
+fn mapped_pages() -> usize {
+    let counts = std::fs::read_to_string("/proc/self/statm").expect("proc(5)");
+    let mut counts = counts.split(' ');
+    counts
+        .next()
+        .and_then(|count| count.parse().ok())
+        .expect("a number")
 }
 
 /// Sends a message and expects it back.

@@ -166,7 +166,7 @@ impl Watch {
     pub(crate) fn end(&mut self) {
         while let Some(mut many) = self.many.take() {
             many.disarm();
-            self.many = many.before();
+            self.many = many.take_before();
         }
         let Some(mut piece) = self.piece.take() else {
             return;
@@ -256,14 +256,18 @@ impl Many {
         unsafe { disarm_members(&self.parts().0[..count]) };
     }
 
-    /// Those that were there before; this is given back.
-    fn before(self) -> Option<Many> {
-        // SAFETY: written by `with_room`, and read this once: the mapping ends.
-        unsafe {
-            let before = self.base.read();
-            memory::unmap(self.base.as_ptr().cast(), Many::bytes(self.room));
-            before
-        }
+    /// Takes the list of the instance before out of this one.
+    fn take_before(&mut self) -> Option<Many> {
+        // SAFETY: written by `with_room`, in a mapping that is ours alone.
+        unsafe { self.base.as_mut() }.take()
+    }
+}
+
+impl Drop for Many {
+    /// Unmaps the memory. Its members are no longer armed, or never were.
+    fn drop(&mut self) {
+        // SAFETY: mapped by `with_room`, with this size, and used by nothing else.
+        unsafe { memory::unmap(self.base.as_ptr().cast(), Many::bytes(self.room)) };
     }
 }
 
