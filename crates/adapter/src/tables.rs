@@ -185,8 +185,8 @@ impl Tables {
     /// command that brings them down for longer than a packet capture.
     pub(crate) fn set_evict(&self, ends: impl Iterator<Item = End>) {
         self.want_back(ends, |entry| {
-            swap_command(entry, COMMAND_NONE, COMMAND_EVICT)
-                || swap_command(entry, COMMAND_SPARE, COMMAND_EVICT)
+            swap_command(entry, COMMAND_SPARE, COMMAND_EVICT)
+                || swap_command(entry, COMMAND_NONE, COMMAND_EVICT)
                 || swap_command(entry, COMMAND_YIELD, COMMAND_EVICT)
         });
     }
@@ -427,8 +427,8 @@ fn key_of(file: &File) -> Result<FileKey, TableError> {
 /// Sets the detach command of an entry, unless the entry already has a command. The operator's
 /// command outlasts a packet capture.
 pub(crate) fn detach(entry: &Entry) -> bool {
-    swap_command(entry, COMMAND_NONE, COMMAND_DETACH)
-        || swap_command(entry, COMMAND_SPARE, COMMAND_DETACH)
+    swap_command(entry, COMMAND_SPARE, COMMAND_DETACH)
+        || swap_command(entry, COMMAND_NONE, COMMAND_DETACH)
         || swap_command(entry, COMMAND_YIELD, COMMAND_DETACH)
 }
 
@@ -442,13 +442,18 @@ pub(crate) fn attach(entry: &Entry) -> bool {
 pub(crate) fn yield_to_capture(entry: &Entry, captured: bool) -> bool {
     match captured {
         true => {
-            swap_command(entry, COMMAND_NONE, COMMAND_YIELD)
-                || swap_command(entry, COMMAND_SPARE, COMMAND_EVICT)
+            swap_command(entry, COMMAND_SPARE, COMMAND_EVICT)
+                || swap_command(entry, COMMAND_NONE, COMMAND_YIELD)
         }
         false => swap_command(entry, COMMAND_YIELD, COMMAND_NONE),
     }
 }
 
+/// Replaces one command by another; false, without a change, when the entry has another command.
+///
+/// A library may withdraw [`COMMAND_SPARE`] at any moment, and no other command. So a caller that
+/// replaces several commands tries `COMMAND_SPARE` first, and `COMMAND_NONE` after it: in the other
+/// order an entry whose command is withdrawn between the two would get no command.
 fn swap_command(entry: &Entry, from: u32, to: u32) -> bool {
     // Release pairs with the library's Acquire load in `switching::attend_slowly`.
     entry
@@ -461,6 +466,44 @@ fn swap_command(entry: &Entry, from: u32, to: u32) -> bool {
 mod tests {
     use super::*;
     use std::os::fd::FromRawFd;
+
+    #[test]
+    fn no_command_is_lost_to_a_library_that_withdraws_an_idle_connection_s() {
+        const ROUNDS: usize = 20_000;
+        let file = memfd::create(c"table", TABLE_BYTES).expect("memfd");
+        let base = memfd::map(file.as_fd(), TABLE_BYTES).expect("mapped");
+        // SAFETY: a mapping of the whole table, which this test never ends.
+        let table = unsafe { Table::at(base.as_ptr()) };
+        let entry: *const Entry = table.entry(0).expect("in range");
+        // SAFETY: in the mapping, and all atomics.
+        let entry: &Entry = unsafe { &*entry };
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    swap_command(entry, COMMAND_SPARE, COMMAND_NONE);
+                }
+            });
+            let mut lost = 0;
+            for round in 0..ROUNDS {
+                entry.command.store(COMMAND_SPARE, Ordering::Release);
+                let expected: &[u32] = match round % 2 {
+                    0 => {
+                        detach(entry);
+                        &[COMMAND_DETACH]
+                    }
+                    _ => {
+                        yield_to_capture(entry, true);
+                        &[COMMAND_YIELD, COMMAND_EVICT]
+                    }
+                };
+                let is_there = expected.contains(&entry.command.load(Ordering::Relaxed));
+                lost += usize::from(!is_there);
+            }
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(lost, 0);
+        });
+    }
 
     #[test]
     fn looking_for_live_entries_makes_no_pages() {
