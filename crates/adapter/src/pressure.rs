@@ -105,13 +105,16 @@ impl Seen {
             shares,
             is_told,
         } = sampled;
-        let still = before.filter(|seen| seen.activity == activity);
+        let was_chosen = before.is_some_and(|seen| seen.chosen);
+        // One that was kept was used, even if no byte of the ring moved: it is not idle.
+        let is_kept = was_chosen && !is_told;
+        let still = before.filter(|seen| seen.activity == activity && !is_kept);
         Seen {
             activity,
             shares,
             idle_samples: still.map_or(0, |seen| seen.idle_samples.saturating_add(1)),
             // One that was chosen and still moves may be on its way back to its carrier.
-            chosen: is_told && before.is_some_and(|seen| seen.chosen),
+            chosen: is_told && was_chosen,
         }
     }
 }
@@ -211,6 +214,10 @@ mod tests {
         assert_eq!(chosen(5, true), (0, false), "told once");
         for _ in 0..IDLE_SAMPLES_MIN {
             assert_eq!(chosen(6, false), (0, true), "used, and kept");
+        }
+        assert_eq!(chosen(6, false), (1, false));
+        for _ in 0..IDLE_SAMPLES_MIN {
+            assert_eq!(chosen(6, false), (0, true), "kept, although no byte moved");
         }
         assert_eq!(chosen(6, false), (1, false));
     }

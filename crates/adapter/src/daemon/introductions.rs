@@ -419,8 +419,10 @@ impl Daemon {
         let chosen = self.pressure.sample(sampled);
         tables.set_spare(chosen.iter().flat_map(|id| channels[id]));
         self.sample_due = Some(now + self.options.sample_interval);
-        // Once enough is under way there is nothing to watch for: what comes next brings an event.
-        self.sample_next = self.sample_due.filter(|_| self.pressure.wants_more());
+        // One more sample finds the channels that were kept: a library that keeps one sends no
+        // message. Once enough is under way, the messages of libraries bring the next sample.
+        let may_find_more = self.pressure.wants_more() || !chosen.is_empty();
+        self.sample_next = self.sample_due.filter(|_| may_find_more);
         if !chosen.is_empty() {
             let text = || format!("taking back {} of the least active regions", chosen.len());
             self.log.say("pressure", text);
