@@ -27,7 +27,8 @@ use crate::{adapter, connection, express};
 /// The value of `attention` that was last followed.
 static FOLLOWED: AtomicU32 = AtomicU32::new(0);
 static ROUNDS: Rounds = Rounds::new();
-/// When the next slice may begin.
+/// When the next slice may begin. In a round that is not urgent, time that has passed since then is
+/// credit for further slices.
 static NEXT_NS: AtomicU64 = AtomicU64::new(0);
 /// A slice takes no longer, but for the connection that is looked at when it is over.
 const SLICE_NS: u64 = 200_000;
@@ -38,6 +39,11 @@ const ROUND_INTERVAL_NS: u64 = 20_000_000;
 /// Rounds that are not urgent take at most one part in so many of a thread's time: a peer that
 /// sleeps may leave thousands of connections unfinished for hours.
 const PATIENT_SHARE: u64 = 32;
+/// The longest time that gives credit: a thread that slept for longer works on unfinished
+/// connections for at most `CREDIT_NS / PATIENT_SHARE` before it sleeps again.
+const CREDIT_NS: u64 = 1_000_000_000;
+/// A slice that seems to have lasted longer was interrupted: the process was stopped, for example.
+const LASTED_NS_MAX: u64 = 50 * SLICE_NS;
 /// Urgent ones take at most this part of the time of a thread that has other work.
 const URGENT_SHARE: u64 = 2;
 
@@ -68,7 +74,8 @@ pub(crate) fn follow_before_sleep() -> bool {
         false => 0,
     };
     follow_for_a_slice(&table, sys::now_ns().max(paused_until_ns));
-    ROUNDS.are_urgent()
+    let has_credit = || sys::now_ns() >= NEXT_NS.load(Ordering::Relaxed);
+    ROUNDS.are_urgent() || (!ROUNDS.are_over() && has_credit())
 }
 
 /// Whether there is a request that was not followed yet.
@@ -92,24 +99,46 @@ fn follow_for_a_slice(table: &Table, now: u64) {
         ROUNDS.ask();
         follow_for_process(header);
     }
-    if now < NEXT_NS.load(Ordering::Relaxed) {
+    let due_ns = NEXT_NS.load(Ordering::Relaxed);
+    if now < due_ns {
         return;
     }
-    let begun = sys::now_ns();
-    let is_round_over = errno::keep(|| look_for_a_slice(table, begun));
-    let next = next_slice_ns(begun, sys::now_ns(), ROUNDS.are_urgent(), is_round_over);
+    let begun_ns = sys::now_ns();
+    let is_round_over = errno::keep(|| look_for_a_slice(table, begun_ns));
+    let slice = Slice {
+        due_ns,
+        begun_ns,
+        ended_ns: sys::now_ns(),
+    };
+    let next = slice.next_ns(ROUNDS.are_urgent(), is_round_over);
     NEXT_NS.store(next, Ordering::Relaxed);
 }
 
-/// When the next slice may begin, after one that lasted from `begun_ns` to `ended_ns`.
-fn next_slice_ns(begun_ns: u64, ended_ns: u64, is_urgent: bool, is_round_over: bool) -> u64 {
-    let lasted_ns = ended_ns.saturating_sub(begun_ns);
-    let pause_ns = match (is_urgent, is_round_over) {
-        (true, _) => lasted_ns * (URGENT_SHARE - 1),
-        (false, false) => lasted_ns * (PATIENT_SHARE - 1),
-        (false, true) => ROUND_INTERVAL_NS.max(lasted_ns * (PATIENT_SHARE - 1)),
-    };
-    ended_ns + pause_ns
+/// The times of a slice.
+#[derive(Clone, Copy, Debug)]
+struct Slice {
+    /// From then on it might have begun.
+    due_ns: u64,
+    begun_ns: u64,
+    ended_ns: u64,
+}
+
+impl Slice {
+    /// When the next slice may begin.
+    fn next_ns(self, is_urgent: bool, is_round_over: bool) -> u64 {
+        let lasted_ns = self.ended_ns.saturating_sub(self.begun_ns);
+        let lasted_ns = lasted_ns.min(LASTED_NS_MAX);
+        let patient_pause_ns = lasted_ns * (PATIENT_SHARE - 1);
+        match (is_urgent, is_round_over) {
+            (true, _) => self.ended_ns + lasted_ns * (URGENT_SHARE - 1),
+            (false, true) => self.ended_ns + ROUND_INTERVAL_NS.max(patient_pause_ns),
+            (false, false) => {
+                let waited_ns = self.begun_ns.saturating_sub(self.due_ns);
+                let credit_ns = waited_ns.min(CREDIT_NS);
+                (self.ended_ns + patient_pause_ns).saturating_sub(credit_ns)
+            }
+        }
+    }
 }
 
 /// Follows what the adapter wants of the process as a whole. Where another thread holds a lock for
@@ -227,15 +256,46 @@ mod tests {
     #[test]
     fn a_thread_with_other_work_gets_its_share_of_the_time() {
         let next = |lasted, is_urgent, is_round_over| {
-            next_slice_ns(7, 7 + lasted, is_urgent, is_round_over) - 7
+            let slice = Slice {
+                due_ns: 7,
+                begun_ns: 7,
+                ended_ns: 7 + lasted,
+            };
+            slice.next_ns(is_urgent, is_round_over) - 7
         };
         assert_eq!(next(SLICE_NS, true, false), URGENT_SHARE * SLICE_NS);
         assert_eq!(next(SLICE_NS, true, true), URGENT_SHARE * SLICE_NS);
         assert_eq!(next(SLICE_NS, false, false), PATIENT_SHARE * SLICE_NS);
-        let long = ROUND_INTERVAL_NS;
+        let long = 10 * SLICE_NS;
         assert_eq!(next(0, false, true), ROUND_INTERVAL_NS);
         assert_eq!(next(long, false, true), PATIENT_SHARE * long);
+        // The process was stopped meanwhile.
+        let stopped = 10_000_000_000;
+        let pause = (PATIENT_SHARE - 1) * LASTED_NS_MAX;
+        assert_eq!(next(stopped, false, false), stopped + pause);
         // The clock went backwards.
-        assert_eq!(next_slice_ns(7, 3, false, true), 3 + ROUND_INTERVAL_NS);
+        let slice = Slice {
+            due_ns: 0,
+            begun_ns: 7,
+            ended_ns: 3,
+        };
+        assert_eq!(slice.next_ns(false, true), 3 + ROUND_INTERVAL_NS);
+    }
+
+    #[test]
+    fn a_thread_that_has_slept_has_credit_for_many_slices() {
+        let (mut now, mut due_ns, mut slices) = (5_000_000_000, 0, 0);
+        while due_ns <= now {
+            let (begun_ns, ended_ns) = (now, now + SLICE_NS);
+            let slice = Slice {
+                due_ns,
+                begun_ns,
+                ended_ns,
+            };
+            due_ns = slice.next_ns(false, false);
+            (now, slices) = (ended_ns, slices + 1);
+        }
+        let expected = CREDIT_NS / (PATIENT_SHARE * SLICE_NS);
+        assert!((expected..expected + 9).contains(&slices), "{slices}");
     }
 }

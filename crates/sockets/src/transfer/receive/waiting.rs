@@ -136,7 +136,7 @@ pub(super) fn wait_for_bytes(
     seen: Untrusted<u64>,
     waits_so_far: &mut Waits,
 ) -> Result<(), i32> {
-    let left_ns =
+    let mut left_ns =
         (waits_so_far.deadline).left_after_first(connection.number(), libc::SO_RCVTIMEO)?;
     seen_waits::seen(connection);
     let handlers = deferral::handlers();
@@ -157,6 +157,9 @@ pub(super) fn wait_for_bytes(
         if handlers.end_a_transfer() {
             return Err(libc::EINTR);
         }
+        left_ns = waits_so_far
+            .deadline
+            .left_ns(connection.number(), libc::SO_RCVTIMEO)?;
     }
     let slept = sleep_armed(connection, end, handlers, news, || {
         match waits_so_far.steps(end) {
