@@ -1,5 +1,5 @@
-//! Calls that libc and the kernel have under other names, and those that libc makes by itself on a
-//! program's behalf.
+//! Calls that libc and the kernel offer under other names, and calls that libc makes internally on
+//! behalf of a program.
 
 use std::ffi::{c_int, c_void};
 use std::mem;
@@ -106,7 +106,7 @@ fn vectors(pair: &Pair) {
     }
 }
 
-/// The flags that this kernel knows of: it refuses others, of a pipe as well.
+/// The flags that this kernel knows. The kernel refuses other flags, for a pipe as well.
 fn flags_of_files(pair: &Pair) {
     const APPEND: c_int = 0x10;
     const NOAPPEND: c_int = 0x20;
@@ -203,7 +203,7 @@ fn second_names(pair: &Pair) {
     pair.step();
 }
 
-/// A request for these bytes of a socket.
+/// An asynchronous request that moves these bytes on a socket.
 fn request(fd: Fd, bytes: &mut [u8], opcode: c_int) -> libc::aiocb {
     // SAFETY: zeroes are a valid request.
     let mut request: libc::aiocb = unsafe { mem::zeroed() };
@@ -215,7 +215,7 @@ fn request(fd: Fd, bytes: &mut [u8], opcode: c_int) -> libc::aiocb {
     request
 }
 
-/// Waits until a request is complete, and what came of it.
+/// Waits until a request is complete, and describes its result.
 fn completion(request: &mut libc::aiocb) -> String {
     // SAFETY: the request is live until it is complete.
     unsafe {
@@ -240,7 +240,7 @@ fn asynchronous(pair: &Pair) {
     } else {
         let mut bytes = [0; 64];
         let mut read = request(pair.fd, &mut bytes, libc::LIO_READ);
-        // SAFETY: request and buffer live until it is complete.
+        // SAFETY: request and buffer live until the request is complete.
         pair.say("aio_read", sys::ret(unsafe { aio_read(&mut read) }));
         pair.step();
         pair.say("is complete", completion(&mut read));
@@ -289,7 +289,7 @@ fn asynchronous_ready(pair: &Pair) {
     read.aio_sigevent.sigev_notify = libc::SIGEV_SIGNAL;
     read.aio_sigevent.sigev_signo = libc::SIGUSR1;
     read.aio_sigevent.sigev_value.sival_ptr = ptr::without_provenance_mut(77);
-    // SAFETY: request and buffer live until it is complete.
+    // SAFETY: request and buffer live until the request is complete.
     pair.say("aio_read", sys::ret(unsafe { aio_read(&mut read) }));
     pair.say("is complete", completion(&mut read));
     pair.say("received", shown(&bytes));
@@ -340,7 +340,7 @@ fn passed_by_sendmmsg(pair: &Pair) {
     let (ours, theirs) = crate::descriptors::socket_pair();
     let child = sys::fork();
     if child == 0 {
-        // A stranger: it never held the connection under its own number.
+        // This child never held the connection under its own number.
         sys::close(pair.fd).value();
         let fd = crate::descriptors::receive_descriptor(theirs);
         let mut bytes = [0; 13];
@@ -364,7 +364,7 @@ fn passed_by_sendmmsg(pair: &Pair) {
     pair.step();
 }
 
-/// The child sends, then its parent; both have used the connection before.
+/// The child sends, then the parent sends. Both have used the connection before.
 fn shares(pair: &Pair, fork: impl FnOnce(&Pair) -> libc::pid_t) {
     if pair.server() {
         let mut bytes = [0; 21];

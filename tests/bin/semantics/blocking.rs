@@ -1,4 +1,5 @@
-//! To wait or not to wait: O_NONBLOCK both ways, time-outs, what can be read without asking.
+//! Blocking and non-blocking calls: O_NONBLOCK for both directions, time-outs, and the number of
+//! readable bytes.
 
 use std::time::Instant;
 
@@ -35,7 +36,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("send_timeout_is_for_the_whole_call", timeout_of_whole_send),
 ];
 
-/// A recv that may not wait, shown.
+/// A recv that does not block, as text.
 fn try_recv(fd: Fd) -> String {
     let mut bytes = [0; 64];
     let result = sys::recv(fd, &mut bytes, 0);
@@ -100,7 +101,7 @@ fn partial_write(pair: &Pair) {
                 sent += result.len();
                 continue;
             }
-            // Bytes on their way may still make room.
+            // Bytes in transit may still free buffer space.
             if sent == before {
                 break result;
             }
@@ -265,8 +266,8 @@ fn low_water(pair: &Pair) {
     }
 }
 
-/// The mark is set when the connection has gone back to the kernel, of which the other role has not
-/// heard yet.
+/// The client sets the low-water mark when its end has gone back to the kernel and the other role
+/// does not know of this yet.
 fn low_water_on_the_kernel(pair: &Pair) {
     let fd = pair.fd;
     if pair.server() {
@@ -299,7 +300,7 @@ fn low_water_on_the_kernel(pair: &Pair) {
     }
 }
 
-/// The mark is set when bytes wait already, wherever those are, and more come in parts.
+/// The mark is set when bytes already wait, in a ring or in the kernel. More bytes come in parts.
 fn low_water_later(pair: &Pair) {
     const SOON: std::time::Duration = std::time::Duration::from_millis(5);
     let fd = pair.fd;
@@ -355,7 +356,7 @@ fn low_water_later(pair: &Pair) {
     pair.say("two are enough", look());
     pair.say("set", sys::set_option(fd, socket, name, 1000));
     pair.step();
-    // The end is as good as any number of bytes.
+    // The end of the stream satisfies the mark, like any number of bytes.
     let result = sys::recv(fd, &mut [0; 100], 0);
     pair.say("the last", result);
     pair.say("at the end", look());
@@ -376,7 +377,8 @@ fn unsent(pair: &Pair) {
     }
 }
 
-/// Bytes trickle in more often than the time-out: a receive of all of them ends by it all the same.
+/// Bytes arrive more often than the time-out. A receive with `MSG_WAITALL` still ends by its
+/// time-out.
 fn timeout_of_whole_receive(pair: &Pair) {
     const TRICKLES: usize = 30;
     if pair.server() {
@@ -401,10 +403,10 @@ fn timeout_of_whole_receive(pair: &Pair) {
     pair.step();
 }
 
-/// Room comes more often than the time-out.
+/// The receiver frees buffer space more often than the time-out.
 fn timeout_of_whole_send(pair: &Pair) {
     const LEN: usize = 64 << 20;
-    /// Taken at a time: more than the sender waits for before it goes on.
+    /// The receiver takes this many bytes at a time. The sender waits for less space than that.
     const PART: usize = 1 << 20;
     if pair.server() {
         let (level, name) = (libc::SOL_SOCKET, libc::SO_SNDTIMEO);

@@ -1,4 +1,4 @@
-//! Maps of sockets: the kernel's own programs have the bytes first.
+//! Maps of sockets: BPF programs in the kernel see the bytes before the socket does.
 
 use std::mem;
 
@@ -8,7 +8,7 @@ use crate::sys::{self, Ret};
 
 pub(crate) const CASES: &[Case] = &[Case::pair("map_of_sockets_takes_the_stream_over", mapped)];
 
-/// Commands, kinds and places (include/uapi/linux/bpf.h).
+/// Commands, types and positions (include/uapi/linux/bpf.h).
 const MAP_CREATE: usize = 0;
 const MAP_UPDATE: usize = 2;
 const PROGRAM_LOAD: usize = 5;
@@ -17,7 +17,7 @@ const SOCKMAP: u64 = 15;
 const SK_SKB: u64 = 14;
 const STREAM_VERDICT: u64 = 5;
 
-/// `union bpf_attr`: none that is used here has more than eight words, the first halves low.
+/// `union bpf_attr`. The attributes that are used here have at most eight words, lower half first.
 fn bpf<const WORDS: usize>(command: usize, attributes: [u64; WORDS]) -> Ret {
     let (at, bytes) = (
         (&raw const attributes) as usize,
@@ -31,8 +31,8 @@ const fn halves(low: u64, high: u64) -> u64 {
     high << 32 | low
 }
 
-/// The program of the map drops everything, so nothing arrives. The user may not be allowed to load
-/// it; then all arrives.
+/// The map's program drops all bytes, so the client receives nothing. The user may lack the right
+/// to load the program; then all bytes arrive.
 fn mapped(pair: &Pair) {
     if pair.server() {
         pair.step();

@@ -1,4 +1,4 @@
-//! Programs that lock their memory, and programs that confine themselves to some system calls.
+//! Programs that lock their memory, and programs that restrict themselves to some system calls.
 
 use crate::Case;
 use crate::role::{
@@ -36,11 +36,11 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-/// A user's limit on most systems (`RLIMIT_MEMLOCK`, since Linux 5.16).
+/// The limit of an ordinary user on most systems (`RLIMIT_MEMLOCK`, since Linux 5.16).
 const LIMIT: u64 = 8 << 20;
 
-/// Takes the right to lock more than [`LIMIT`] away from this process: root has no more rights
-/// than others then.
+/// Takes the right to lock more than [`LIMIT`] away from this process. Root then has no more rights
+/// than an ordinary user.
 fn become_ordinary() {
     const CAP_IPC_LOCK: u32 = 14;
     let limit = libc::rlimit {
@@ -53,7 +53,7 @@ fn become_ordinary() {
     give_up(CAP_IPC_LOCK);
 }
 
-/// This thread has one right less.
+/// Removes one right from this thread.
 fn give_up(right: u32) {
     /// include/uapi/linux/capability.h.
     const VERSION: u32 = 0x2008_0522;
@@ -94,7 +94,8 @@ fn exchange(role: &Role, fd: Fd) {
     role.say("received", shown(&bytes));
 }
 
-/// A child has its parent's connection, with all that belongs to it, and locks that.
+/// A child inherits its parent's connection, with all memory that belongs to the connection, and
+/// locks that memory.
 fn locks(pair: &Pair, privileged: bool) {
     let child = sys::fork();
     if child == 0 {
@@ -119,7 +120,7 @@ fn locks(pair: &Pair, privileged: bool) {
 
 fn locks_while_connected(pair: &Pair) {
     pair.say("mlockall", lock_all(libc::MCL_FUTURE));
-    // As many bytes as make rings grow.
+    // Enough bytes to make rings grow.
     const LEN: usize = 1 << 20;
     let sample = crate::role::sample(LEN);
     if pair.server() {
@@ -133,11 +134,11 @@ fn locks_while_connected(pair: &Pair) {
     pair.step();
 }
 
-/// The process may lock less memory than it would need for rings.
+/// The process may lock less memory than rings need.
 fn connects_when_locked(role: &Role) {
     become_ordinary();
     role.say("mlockall", lock_all(libc::MCL_CURRENT | libc::MCL_FUTURE));
-    // Nothing becomes a carrier: there is no memory for its rings.
+    // No connection becomes a carrier, because there is no memory for its rings.
     let fd = role.meet_by_kernel();
     for _ in 0..200 {
         exchange(role, fd);
@@ -146,7 +147,8 @@ fn connects_when_locked(role: &Role) {
     role.step();
 }
 
-/// The calls that these programs make from then on, and those of an allocator.
+/// The calls that these programs make after they have set the filter, and the calls of an
+/// allocator.
 const ALLOWED: &[libc::c_long] = &[
     libc::SYS_read,
     libc::SYS_write,
@@ -162,7 +164,7 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_munmap,
 ];
 
-/// Sets a filter that kills for every other call.
+/// Sets a seccomp filter on this process.
 type Confine = fn(*const libc::sock_fprog);
 
 fn by_prctl(filter: *const libc::sock_fprog) {
@@ -178,13 +180,14 @@ fn by_number(filter: *const libc::sock_fprog) {
     assert_eq!(set, 0);
 }
 
-/// A filter that kills for calls which are not among [`ALLOWED`].
+/// Sets a filter that kills the process for calls that are not in [`ALLOWED`].
 fn confine(how: Confine) {
     let (allow, kill) = (libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_KILL_PROCESS);
     set_filter(how, ALLOWED, allow, kill);
 }
 
-/// Sets a filter that answers `calls` in one way and all others in another.
+/// Sets a filter with the action `answer` for `calls`, and with the action `others` for all other
+/// calls.
 fn set_filter(how: Confine, calls: &[libc::c_long], answer: u32, others: u32) {
     // SAFETY: arithmetic on numbers.
     let statement = |code: u32, value: u32| unsafe { libc::BPF_STMT(code as u16, value) };
@@ -211,7 +214,7 @@ fn set_filter(how: Confine, calls: &[libc::c_long], answer: u32, others: u32) {
     how(&program);
 }
 
-/// The client confines itself while bytes are unread both ways.
+/// The client sets a filter while bytes are unread in both directions.
 fn confines(pair: &Pair, how: Confine) {
     const LEN: usize = 90_000;
     let bytes = sample(LEN);
@@ -247,12 +250,12 @@ fn confines(pair: &Pair, how: Confine) {
     sys::exit_now(0);
 }
 
-/// Asks what the kernel has, as libseccomp does, and for what it must refuse. A connection that is
-/// accelerated stays so.
+/// Asks the kernel which filter features it has, as libseccomp does, and makes requests that the
+/// kernel must refuse. An accelerated connection stays accelerated.
 fn asks_about_filters(pair: &Pair) {
     const NOTHING: *const libc::sock_fprog = std::ptr::null();
     let answer = |result: libc::c_long| sys::ret(result as i32).to_string();
-    // SAFETY: the kernel reads one number, or finds nothing to read.
+    // SAFETY: the kernel reads one number, or a null pointer, which it refuses.
     unsafe {
         let prctl = |option, mode: u32| answer(libc::prctl(option, mode, NOTHING).into());
         pair.say("mode", prctl(libc::PR_GET_SECCOMP, 0));
@@ -322,7 +325,7 @@ fn asks_about_filters(pair: &Pair) {
     pair.step();
 }
 
-/// Unread bytes go with their descriptor, however that is closed.
+/// Closing a descriptor discards its unread bytes, for every call that closes.
 fn closes_a_range(pair: &Pair) {
     if pair.server() {
         send_all(pair.fd, b"never read");
@@ -339,7 +342,7 @@ fn closes_a_range(pair: &Pair) {
     sys::exit_now(0);
 }
 
-/// A child's filter concerns nobody else.
+/// A child's filter does not affect other processes.
 fn confined_child(pair: &Pair) {
     if !pair.server() {
         let child = sys::fork();
@@ -357,8 +360,8 @@ fn confined_child(pair: &Pair) {
     pair.step();
 }
 
-/// Becomes a program under a filter that kills for calls which no program of this suite makes, and
-/// which the library would make for its first connection.
+/// Executes a program under a filter. The filter kills for calls that no program of this suite
+/// makes, but that the library would make for its first connection.
 fn begins_confined(role: &Role) {
     let calls = [
         libc::SYS_memfd_create,
@@ -375,10 +378,11 @@ fn begins_confined(role: &Role) {
     role.step();
 }
 
-/// Both ends of a connection.
+/// One process holds both ends of a connection.
 pub(crate) fn alone() {
     let listener = sys::socket(libc::AF_INET, 0);
-    // An engine's address is nobody's here: the library that knows it stays out.
+    // No engine serves a loopback address here, so the library leaves this connection to the
+    // kernel.
     sys::bind(listener, sys::loopback(libc::AF_INET, 0)).value();
     sys::listen(listener, 1).value();
     let port = sys::name(listener, false).expect("bound").2;

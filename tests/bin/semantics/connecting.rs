@@ -1,4 +1,4 @@
-//! Coming to be connected: connect, listen, accept, names, refusals.
+//! The beginning of a connection: connect, listen, accept, names and refusals.
 
 use crate::Case;
 use crate::role::{Pair, Role, await_events, drain, receive_all, send_all, shown};
@@ -47,7 +47,7 @@ fn nonblocking_connect(role: &Role) {
     let port = role.hear_port();
     let fd = sys::socket(role.family, libc::SOCK_NONBLOCK);
     let first = sys::connect(fd, role.family, port);
-    // Loopback may finish the handshake within the call.
+    // On loopback the handshake may be complete before the call returns.
     role.say(
         "connect in progress or done",
         first.is(libc::EINPROGRESS) || first.0.is_ok(),
@@ -106,12 +106,13 @@ fn refused_nonblocking(role: &Role) {
     }
 }
 
-/// A port that nobody listens on: bound, but not listening.
+/// A port without a listener: a socket is bound to the port, but does not listen.
 fn unused_port(role: &Role) -> u16 {
     let fd = sys::socket(role.family, 0);
     match role.family {
         libc::AF_UNIX => sys::bind_anywhere(fd, role.family).value(),
-        // Not where the roles meet: that may be an address of another host.
+        // This is not the address where the roles meet, because that may be an address of another
+        // host.
         family => sys::bind(fd, sys::loopback(family, 0)).value(),
     };
     sys::name(fd, false).expect("bound").2
@@ -269,8 +270,8 @@ fn disconnecting(role: &Role) {
     role.step();
 }
 
-/// A socket keeps the name of a connection that was refused, and not the port: another socket may
-/// have it, and a port that the program has bound is kept.
+/// A socket whose connection was refused keeps its address, but it frees its port: another socket
+/// may take the port. A port that the program has bound stays bound.
 fn port_is_left(role: &Role) {
     const CONNECTIONS: usize = 3;
     if role.server() {
@@ -291,7 +292,7 @@ fn port_is_left(role: &Role) {
         if bind_any(second, role.family, left).0.is_ok() {
             break (first, left, second);
         }
-        // Somebody else was faster.
+        // Another program has taken the port first.
     };
     let third = sys::socket(role.family, 0);
     role.say("bind", bind_any(third, role.family, 0));
@@ -312,7 +313,7 @@ fn port_is_left6(role: &Role) {
     port_is_left(&Role { family, ..*role });
 }
 
-/// bind(2) to a port that may have been used already, of all addresses; 0 for any.
+/// bind(2) to a port at all addresses. The port may have been used already; 0 means any port.
 fn bind_any(fd: sys::Fd, family: i32, port: u16) -> sys::Ret {
     sys::set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
     let any: std::net::IpAddr = match family {

@@ -1,4 +1,4 @@
-//! One connection under several numbers, in several programs.
+//! One connection under several descriptor numbers, in several programs.
 
 use std::process::Command;
 
@@ -63,7 +63,7 @@ fn pass(pair: &Pair, fd: Fd, text: &str) {
     }
 }
 
-/// Enough questions and answers for any connection that can leave the kernel.
+/// Enough requests and replies for any connection that can be accelerated.
 const QUESTIONS: usize = 3000;
 
 fn two_numbers(role: &Role) {
@@ -171,7 +171,7 @@ fn dup2_onto(pair: &Pair) {
         let (reader, writer) = sys::pipe();
         send_all(pair.fd, b"before");
         pair.say("dup2", sys::dup2(writer, pair.fd).fd() == pair.fd);
-        // The number is the pipe now.
+        // The number stands for the pipe now.
         pair.say("write", sys::write(pair.fd, b"pipe"));
         let mut bytes = [0; 4];
         pair.say("read", sys::read(reader, &mut bytes));
@@ -195,7 +195,7 @@ fn reuse(pair: &Pair) {
     pair.say("value", u64::from_ne_bytes(bytes));
     pair.say("recv", sys::recv(event, &mut bytes, 0));
     sys::close(event).value();
-    // And now a connection again, under the same number.
+    // The number stands for a connection again.
     pair.step();
     let again = pair.meet();
     pair.warm(again);
@@ -247,7 +247,8 @@ fn close_range(pair: &Pair) {
     }
 }
 
-/// The server's part when the client gives its end to another process between two messages.
+/// The server's part of a case in which the client gives its end to another process between two
+/// messages.
 pub(crate) fn send_to_both(pair: &Pair) {
     send_all(pair.fd, b"to the first ");
     pair.step();
@@ -269,7 +270,7 @@ fn passing(pair: &Pair) {
     pass_on(pair);
 }
 
-/// As [`passing`], when the second message has arrived before.
+/// Like [`passing`], but the second message has arrived before the client gives its end away.
 fn passing_unread(pair: &Pair) {
     if pair.server() {
         send_all(pair.fd, b"to the first to the second");
@@ -294,7 +295,7 @@ fn pass_on(pair: &Pair) {
     let (ours, theirs) = socket_pair();
     let child = sys::fork();
     if child == 0 {
-        // A stranger: it never held the connection under its own number.
+        // This child never held the connection under its own number.
         sys::close(pair.fd).value();
         let fd = receive_descriptor(theirs);
         let mut bytes = [0; 13];
@@ -328,7 +329,7 @@ pub(crate) fn send_descriptor(over: Fd, fd: Fd) -> sys::Ret {
     })
 }
 
-/// Sends a descriptor over a Unix socket by a call of the caller's.
+/// Sends a descriptor over a Unix socket, with a send call that the caller provides.
 pub(crate) fn send_descriptor_by(
     over: Fd,
     fd: Fd,
@@ -382,7 +383,7 @@ pub(crate) fn receive_descriptor(over: Fd) -> Fd {
     }
 }
 
-/// With the client's first bytes unread before the program begins, or on their way.
+/// The client's first bytes are unread before the program begins, or are still in transit.
 fn as_stdio(pair: &Pair, arrives_before: bool) {
     use std::os::fd::{FromRawFd, OwnedFd};
     if pair.server() {
@@ -390,7 +391,7 @@ fn as_stdio(pair: &Pair, arrives_before: bool) {
             pair.step();
             pair.arrived(pair.fd, 10);
         }
-        // SAFETY: the copies are fresh and owned by nobody else.
+        // SAFETY: the copies are fresh, and no other code owns them.
         let own = |fd| unsafe { OwnedFd::from_raw_fd(sys::dup(fd).fd()) };
         let mut command = Command::new("/bin/cat");
         command.stdin(own(pair.fd)).stdout(own(pair.fd));
@@ -413,7 +414,7 @@ fn as_stdio(pair: &Pair, arrives_before: bool) {
     }
 }
 
-/// libc reads standard input past everybody.
+/// libc reads standard input with its internal calls, which the library does not intercept.
 fn as_file(pair: &Pair) {
     if !pair.server() {
         send_all(pair.fd, b"a line\n");
@@ -484,7 +485,8 @@ fn limit_numbers(to: libc::rlim_t) {
     assert_eq!(set, 0);
 }
 
-/// A program may put its files at any number below the limit, whatever was there.
+/// A program may use any descriptor number below the limit, also one under which the library keeps
+/// a file.
 fn few_numbers(role: &Role) {
     limit_numbers(64);
     let (listener, port) = match role.server() {
@@ -511,7 +513,7 @@ fn few_numbers(role: &Role) {
     role.step();
 }
 
-/// The server sends to its end of each connection; the client says what arrives.
+/// The server sends to its end of each connection; the client prints the bytes that arrive.
 fn send_to_each(role: &Role, connections: [Fd; 2]) {
     for fd in connections {
         if role.server() {
@@ -524,7 +526,8 @@ fn send_to_each(role: &Role, connections: [Fd; 2]) {
     }
 }
 
-/// `close_range` up to the end is for all that are open, and for those above a lowered limit.
+/// `close_range` without an upper bound closes all open descriptors, also those above a limit that
+/// was lowered later.
 fn limit_lowered(role: &Role) {
     let (listener, port) = match role.server() {
         true => (Some(role.listen(0)), 0),
@@ -543,9 +546,9 @@ fn limit_lowered(role: &Role) {
     role.step();
 }
 
-/// A thread sleeps in a call on a connection, and its number becomes that of another connection,
-/// which stays on the kernel. The call goes on with its own connection, and the other one neither
-/// loses a byte nor gets one.
+/// A thread sleeps in a call on a connection. Meanwhile its descriptor number becomes that of
+/// another connection, which stays on the kernel. The call continues with its own connection. The
+/// other connection neither loses a byte nor gets a wrong one.
 fn becomes_anothers(pair: &Pair, receives: bool) {
     const MUCH: usize = 32 << 20;
     let other = pair.meet();

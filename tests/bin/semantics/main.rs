@@ -1,9 +1,11 @@
-//! A program of many small cases, each a server and a client that write down all they see.
+//! A program with many small test cases. Each case is a server and a client that print all results
+//! they see.
 //!
-//! `semantics list` names the cases; `semantics server CASE` and `semantics client CASE`, started
-//! together by the harness, play one. They print the results that a program can observe and the
-//! kernel decides: run on another path, the same lines must come out. Cases called
-//! `improvised:SEED` and `several:SEED` are random conversations.
+//! `semantics list` prints the names of the cases. The harness starts `semantics server CASE` and
+//! `semantics client CASE` together; the two programs play one case. They print the results that a
+//! program can observe and that the kernel decides. The harness runs a case again on another data
+//! path, and both runs must print equal lines. Cases called `improvised:SEED` and `several:SEED`
+//! are random conversations.
 
 mod aliases;
 mod blocking;
@@ -36,7 +38,7 @@ mod uring;
 use role::{Pair, Role, Side};
 use toehold_e2e::duet::UNIX;
 
-/// A named case and what it needs to begin.
+/// A named case and the connection that the case begins with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     name: &'static str,
@@ -51,7 +53,7 @@ enum Body {
     Pair6(fn(&Pair)),
     /// Begins with one warmed-up connection of Unix sockets.
     Unix(fn(&Pair)),
-    /// Begins with nothing.
+    /// Begins without a connection.
     Roles(fn(&Role)),
 }
 
@@ -95,7 +97,7 @@ impl Case {
     }
 }
 
-/// The groups, each a test of the harness.
+/// The groups of cases. Each group is one test of the harness.
 const GROUPS: &[(&str, &[Case])] = &[
     ("connecting", connecting::CASES),
     ("connecting", fast_open::CASES),
@@ -136,7 +138,7 @@ fn main() {
         }
         ["server", name] => play(name, Side::Server),
         ["client", name] => play(name, Side::Client),
-        // `exec` runs this, with the connection on an inherited descriptor.
+        // `exec` starts this program again, with the connection on an inherited descriptor.
         ["executed", ref rest @ ..] => exec::executed(rest),
         _ => {
             eprintln!("usage: semantics list | server CASE | client CASE");
@@ -159,7 +161,7 @@ fn play(name: &str, side: Side) {
     }
 }
 
-/// The family of the connections, unless a case is about one of them.
+/// The address family of the connections, unless a case tests one family.
 fn family() -> i32 {
     match std::env::var_os(UNIX) {
         None => libc::AF_INET,
