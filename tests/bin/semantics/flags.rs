@@ -63,7 +63,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("poll_of_a_negative_number_is_refused", poll_of_too_many),
 ];
 
-/// recv with flags, shown with what it found.
+/// The result of recv with flags, and the bytes that it returned, as text.
 fn got(pair: &Pair, room: usize, flags: i32) -> String {
     let mut bytes = vec![0; room];
     let result = sys::recv(pair.fd, &mut bytes, flags);
@@ -126,7 +126,7 @@ fn set_peek_offset(pair: &Pair, offset: i32) {
     pair.say("SO_PEEK_OFF", set);
 }
 
-/// The offset is set while bytes are unread, and more come after it.
+/// The peek offset is set while bytes are unread. More bytes arrive after that.
 fn peek_from_offset(pair: &Pair) {
     const AT_ONCE: i32 = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     if pair.server() {
@@ -155,7 +155,7 @@ fn peek_from_offset(pair: &Pair) {
     pair.say("FIONREAD", sys::readable_bytes(pair.fd));
     pair.step();
     pair.step();
-    // The second text has another way than the first.
+    // The second text takes another path (kernel or ring) than the first.
     pair.arrived(pair.fd, 43);
     pair.say("peek 4", got(pair, 4, libc::MSG_PEEK));
     set_peek_offset(pair, 0);
@@ -187,7 +187,8 @@ fn peek_from_offset(pair: &Pair) {
     pair.say("recv", got(pair, 9, 0));
 }
 
-/// The offset is the socket's, not a process's; a look waits for what is behind it.
+/// The peek offset belongs to the socket, not to a process. A peek waits for bytes behind the
+/// offset.
 fn peek_offset_shared(pair: &Pair) {
     if pair.server() {
         send_all(pair.fd, b"abcdefgh");
@@ -239,7 +240,8 @@ fn dontwait(pair: &Pair) {
         send_all(pair.fd, b"now");
         pair.step();
         pair.step();
-        // Nobody reads: a sender that may not wait is refused sooner or later, and not for ever.
+        // The other role does not read. A sender that must not wait is refused at some point, and
+        // the refusal ends when the other role reads.
         let chunk = vec![7; 1 << 16];
         let mut sent = 0;
         let refusal = loop {
@@ -307,15 +309,15 @@ fn waitall_short(pair: &Pair) {
     }
 }
 
-/// Flags that neither a send nor a receive on a stream heeds.
+/// Flags that have no effect on a send or a receive on a stream.
 fn without_meaning(pair: &Pair) {
     const FLAGS: i32 = libc::MSG_CONFIRM | libc::MSG_DONTROUTE | libc::MSG_SYN | libc::MSG_RST;
     const LEAST: usize = 10;
     if pair.server() {
         pair.say("send", sys::send(pair.fd, b"few", FLAGS));
         pair.step_to_sleeper();
-        // A receive that has taken some is woken for as many as `SO_RCVLOWAT` says
-        // (tcp_data_ready).
+        // A receive that has already taken some bytes is woken only when `SO_RCVLOWAT` bytes are
+        // there (tcp_data_ready).
         pair.say("send", sys::send(pair.fd, &[b'.'; LEAST], FLAGS));
         pair.step();
     } else {
@@ -369,7 +371,7 @@ fn more(pair: &Pair) {
         pair.say("send", sys::send(pair.fd, b"let go", 0));
         pair.step();
         pair.step();
-        // With nothing to follow, the kernel lets the last part go after 200 ms at most.
+        // If no more bytes follow, the kernel sends the last part after at most 200 ms.
         pair.say("send more", sys::send(pair.fd, b"alone", libc::MSG_MORE));
         pair.step();
     } else {
@@ -506,7 +508,7 @@ fn urgent(pair: &Pair) {
     }
 }
 
-/// The second part goes by the kernel: rings do not take such a call.
+/// The second part goes through the kernel, because rings do not accept a call with these flags.
 fn look_in_vain(pair: &Pair) {
     if pair.server() {
         send_all(pair.fd, b"ring, ");
@@ -574,7 +576,8 @@ fn urgent_inline(pair: &Pair) {
     }
 }
 
-/// Whether the next byte is the urgent one; asm-generic/sockios.h, which the libc crate lacks.
+/// Asks whether the next byte is the urgent one (asm-generic/sockios.h). The libc crate lacks this
+/// number.
 const SIOCATMARK: libc::Ioctl = 0x8905;
 
 fn error_queue(pair: &Pair) {
@@ -591,12 +594,13 @@ fn error_queue(pair: &Pair) {
     pair.step();
 }
 
-/// Long enough that the other role is most likely asleep in its call again; nothing depends on it.
+/// Sleeps long enough that the other role is most likely asleep in its call again. No result
+/// depends on this.
 fn pause() {
     std::thread::sleep(std::time::Duration::from_millis(10));
 }
 
-/// The types of the control messages that come with what is received once `option` is set.
+/// The types of the control messages that come with received bytes once `option` is set.
 fn control_messages(pair: &Pair, (level, name): (i32, i32)) {
     if pair.server() {
         pair.step();
@@ -615,7 +619,7 @@ fn control_messages(pair: &Pair, (level, name): (i32, i32)) {
     pair.step();
 }
 
-/// The result of `recvmsg` into `room` bytes, and the types of the control messages beside them.
+/// The result of `recvmsg` into `room` bytes, and the types of the received control messages.
 fn received_with(pair: &Pair, room: usize) -> (sys::Ret, Vec<(i32, i32)>) {
     let (mut bytes, mut control) = (vec![0_u8; room], [0_u64; 32]);
     let mut list = [libc::iovec {
@@ -643,8 +647,8 @@ fn received_with(pair: &Pair, room: usize) -> (sys::Ret, Vec<(i32, i32)>) {
     (result, kinds)
 }
 
-/// The connection gets its channel inside one of the calls. A header left as it was would name
-/// control messages that have not come.
+/// The connection gets its channel inside one of the calls. The call must still fill in the header:
+/// an old header would name control messages that have not come.
 fn header_while_moving(role: &Role) {
     const MESSAGES_MAX: usize = 400;
     const ENOUGH: u32 = 0;
@@ -682,7 +686,8 @@ fn header_while_moving(role: &Role) {
     role.step();
 }
 
-/// The fields of a header that `recvmsg` has filled in: what they held before is never right.
+/// The fields of a header that `recvmsg` has filled in. Each field holds a value before the call
+/// that is never a correct result.
 fn header_of_message(fd: sys::Fd) -> String {
     let (mut bytes, mut control) = ([0_u8; 16], [0x5a5a_u64; 8]);
     // SAFETY: a msghdr of zeroes and an address of zeroes are valid.
@@ -707,8 +712,9 @@ fn header_of_message(fd: sys::Fd) -> String {
     )
 }
 
-/// The kernel begins to stamp a moment after the first socket of the machine has asked (net/core/
-/// dev.c, `net_enable_timestamp`), so of many bytes some come with a stamp.
+/// The kernel starts to timestamp packets a moment after the first socket of the machine has asked
+/// for timestamps (net/core/dev.c, `net_enable_timestamp`). So the server sends many bytes, and
+/// some of them come with a timestamp.
 fn stamped(pair: &Pair, name: i32) {
     const BYTES: usize = 100;
     if pair.server() {
@@ -780,7 +786,7 @@ fn poll_of_too_many(pair: &Pair) {
     pair.step();
 }
 
-/// `recvmmsg` looks at its time-out after each message.
+/// `recvmmsg` checks its time-out after each message.
 fn messages_in_time(pair: &Pair) {
     if pair.server() {
         send_all(pair.fd, b"abcdefghi");

@@ -57,12 +57,12 @@ fn caught() -> u32 {
     CAUGHT.load(Ordering::Relaxed)
 }
 
-/// Has SIGALRM handled by `handler`.
+/// Installs `handler` for SIGALRM.
 pub(crate) fn handle(handler: extern "C" fn(i32), flags: i32) {
     handle_signal(libc::SIGALRM, handler, flags);
 }
 
-/// Has `signal` handled by `handler`.
+/// Installs `handler` for `signal`.
 pub(crate) fn handle_signal(signal: i32, handler: extern "C" fn(i32), flags: i32) {
     // SAFETY: a sigaction of zeroes is valid; the handler only does what signal handlers may.
     unsafe {
@@ -73,10 +73,10 @@ pub(crate) fn handle_signal(signal: i32, handler: extern "C" fn(i32), flags: i32
     }
 }
 
-/// Has SIGALRM come after `first_ms` and then every `every_ms` (0: once).
+/// Starts a timer that raises SIGALRM after `first_ms` and then every `every_ms` (0: only once).
 ///
-/// Where a call must be interrupted the signal repeats: a single one could come before the call
-/// sleeps.
+/// The signal repeats where it must interrupt a call, because a single signal could arrive before
+/// the call sleeps.
 pub(crate) fn alarm(first_ms: i64, every_ms: i64) {
     let time = |ms: i64| libc::timeval {
         tv_sec: ms / 1000,
@@ -86,12 +86,13 @@ pub(crate) fn alarm(first_ms: i64, every_ms: i64) {
         it_interval: time(every_ms),
         it_value: time(first_ms),
     };
-    // SAFETY: the timer is live; the old one is not wanted.
+    // SAFETY: the timer is live; the old timer is not asked for.
     let set = unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, ptr::null_mut()) };
     assert_eq!(set, 0);
 }
 
-/// An urgent byte ends nothing: later calls sleep as before, for a signal and for bytes.
+/// An urgent byte has no lasting effect: later calls sleep until a signal or bytes arrive, as
+/// before.
 fn poll_after_urgent(pair: &Pair) {
     const ROUNDS: usize = 300;
     if pair.server() {
@@ -110,7 +111,7 @@ fn poll_after_urgent(pair: &Pair) {
         pair.step();
         await_events(pair.fd, libc::POLLPRI);
         pair.say("urgent", sys::recv(pair.fd, &mut [0], libc::MSG_OOB));
-        // The connection goes to its rings again.
+        // The connection uses its rings again.
         for _ in 0..ROUNDS {
             send_all(pair.fd, b".");
             await_events(pair.fd, libc::POLLIN);
@@ -306,7 +307,7 @@ fn handler_sends(pair: &Pair) {
         pair.tell(caught());
         pair.step();
     } else {
-        // Messages and the handler's own are all eight bytes, and neither cuts the other in two.
+        // Messages and the handler's replies are all eight bytes long. Neither splits the other.
         let mut message = [0; 8];
         let (mut replies, mut signals) = (0_u32, 0_u32);
         while replies < REQUESTS {
@@ -333,8 +334,8 @@ fn handler_sends(pair: &Pair) {
     }
 }
 
-/// The descriptor that `close_some` closes: a duplicate of the connection on `ANSWERS_ON`, of which
-/// it then makes another.
+/// The descriptor that `close_some` closes: a duplicate of the connection on `ANSWERS_ON`. Then
+/// `close_some` makes another duplicate.
 static DUPLICATE: AtomicU32 = AtomicU32::new(u32::MAX);
 
 extern "C" fn close_some(_: i32) {
@@ -346,7 +347,8 @@ extern "C" fn close_some(_: i32) {
     DUPLICATE.store(sys::dup(connection).fd().cast_unsigned(), Ordering::Relaxed);
 }
 
-/// The thread makes and closes connections, and registers them, while a handler does.
+/// The thread makes and closes duplicates of a connection and registers them, while a handler does
+/// the like.
 fn handler_closes(pair: &Pair) {
     const SIGNALS: u32 = 2000;
     const STILL: u32 = 20_000;
@@ -390,7 +392,7 @@ fn handler_closes(pair: &Pair) {
     pair.say("is over", true);
 }
 
-/// Has SIGALRM come all the time.
+/// Starts a timer that raises SIGALRM every `us` microseconds.
 fn storm_every_us(us: i64) {
     let time = libc::timeval {
         tv_sec: 0,
@@ -400,7 +402,7 @@ fn storm_every_us(us: i64) {
         it_interval: time,
         it_value: time,
     };
-    // SAFETY: the timer is live; the old one is not wanted.
+    // SAFETY: the timer is live; the old timer is not asked for.
     let set = unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, ptr::null_mut()) };
     assert_eq!(set, 0);
 }
@@ -421,8 +423,8 @@ extern "C" fn jump(_: i32) {
     unsafe { siglongjmp(&raw mut JUMP_BUFFER, 1) }
 }
 
-/// Calls `__sigsetjmp(JUMP_BUFFER, 1)`, a macro in C; then `work` with `argument` until the
-/// handler jumps. Written out, for Rust knows no function that returns twice.
+/// Calls `__sigsetjmp(JUMP_BUFFER, 1)`, which is a macro in C. Then calls `work` with `argument`
+/// until the handler jumps. This is assembly because Rust has no function that returns twice.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn until_jump(work: extern "C" fn(i32), argument: i32) {
@@ -464,15 +466,16 @@ extern "C" fn send_for_ever(fd: i32) {
         it_interval: time(0),
         it_value: time(50),
     };
-    // SAFETY: the timer is live. From here on there is a place to jump to.
+    // SAFETY: the timer is live. `JUMP_BUFFER` is set from here on.
     unsafe { libc::setitimer(libc::ITIMER_REAL, &once, ptr::null_mut()) };
     loop {
-        // No wait: only calls that are on their way are left, and none that sleeps.
+        // These calls do not wait, so the signal interrupts a running call and never a sleeping
+        // one.
         let _ = sys::send(fd, &[7; 64], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
     }
 }
 
-/// Programs of before threads end a call that takes too long by a jump out of it.
+/// Old programs without threads end a call that takes too long by a jump out of the signal handler.
 fn handler_jumps(pair: &Pair) {
     const JUMPS: u32 = 3000;
     if pair.server() {
@@ -502,7 +505,7 @@ fn handler_jumps(pair: &Pair) {
     }
 }
 
-/// A program that asks about its handlers gets those that it installed.
+/// A program that asks for its signal handlers gets the handlers that it installed.
 fn installed(role: &Role) {
     extern "C" fn plain(_: i32) {}
     extern "C" fn detailed(_: i32, _: *mut libc::siginfo_t, _: *mut std::ffi::c_void) {}
@@ -572,7 +575,7 @@ fn accept(role: &Role) {
         role.say("accept", sys::accept(listener));
         alarm(30, 30);
         role.say("poll", sys::poll(&[(listener, libc::POLLIN)], -1).0);
-        // The client comes later than the next signal would.
+        // The client comes later than the next signal would come.
         alarm(0, 0);
         role.step();
         let fd = sys::accept(listener).fd();

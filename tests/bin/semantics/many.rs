@@ -1,4 +1,4 @@
-//! Many connections of which few are active.
+//! Many connections, of which few are active.
 
 use crate::Case;
 use crate::role::{Role, receive_all, send_all};
@@ -14,7 +14,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-/// Serves `count` connections by one epoll: what comes on one goes back on it.
+/// Serves `count` connections with one epoll instance: echoes the bytes of each connection.
 fn serve(role: &Role, count: usize) {
     let listener = role.listen(libc::SOCK_NONBLOCK);
     let epoll = sys::epoll_create();
@@ -61,7 +61,8 @@ fn serve(role: &Role, count: usize) {
     role.say("ended", ended);
 }
 
-/// The server has many connections in two instances each, and sleeps on one of these.
+/// Each of the server's many connections is a member of two instances. The server sleeps on one of
+/// the instances.
 fn members_of_two(role: &Role) {
     /// More than a sleep has room for, and more than it maps room for at first.
     const CONNECTIONS: usize = 1_300;
@@ -145,7 +146,7 @@ fn mapped_pages() -> usize {
         .expect("a number")
 }
 
-/// Sends a message and expects it back.
+/// Sends a message and expects the echo.
 fn echo(fd: Fd, number: usize) {
     let message = [number as u8; 60];
     send_all(fd, &message);
@@ -164,7 +165,7 @@ fn hundred(role: &Role) {
     for round in 0..300 {
         connections.iter().for_each(|fd| echo(*fd, round));
     }
-    // And all at once.
+    // Then messages on all connections together.
     for fd in &connections {
         send_all(*fd, &[1; 5000]);
     }
@@ -180,7 +181,7 @@ fn hundred(role: &Role) {
 fn ten_thousand(role: &Role) {
     const CONNECTIONS: usize = 10_000;
     const ACTIVE: usize = 10;
-    // Each moves from its carrier in the first few dozen.
+    // Each connection moves from its carrier in the first few dozen rounds.
     const ROUNDS: usize = 1_000;
     let limit = libc::rlimit {
         rlim_cur: 20_000,
@@ -188,15 +189,14 @@ fn ten_thousand(role: &Role) {
     };
     // SAFETY: the limit is live.
     let raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0;
-    // A host that lets us have fewer gets fewer; the answer to that question must be the same
-    // twice.
+    // A host with a lower limit gets fewer connections. The limit must be equal in both runs.
     let connections = if raised { CONNECTIONS } else { 500 };
     if role.server() {
         serve(role, connections);
         return;
     }
     let port = role.hear_port();
-    // A busy host takes long for each of these steps: who says something is not stuck.
+    // A busy host takes long for each of these steps. The lines show that the case makes progress.
     let connections: Vec<Fd> = (0..connections).map(|_| role.connect(port)).collect();
     role.say("connections", connections.len());
     connections.iter().for_each(|fd| echo(*fd, 0));
@@ -210,7 +210,7 @@ fn ten_thousand(role: &Role) {
         active.iter().for_each(|fd| echo(*fd, round));
     }
     role.say("active", active.len());
-    // The quiet ones have lost nothing.
+    // The quiet connections have lost nothing.
     connections.iter().for_each(|fd| echo(*fd, 1));
     role.say("served twice", connections.len());
     connections

@@ -1,4 +1,4 @@
-//! fork, vfork and spawn around live connections.
+//! fork, vfork and spawn with live connections.
 
 pub(crate) mod asleep;
 mod other_user;
@@ -193,7 +193,7 @@ fn killed_child(pair: &Pair) {
         for _ in 0..5 {
             let child = in_child(|| {
                 loop {
-                    // Reads nothing that is not there, so it may die at any moment.
+                    // This call removes no bytes, so the child may die at any moment.
                     sys::recv(pair.fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
                 }
             });
@@ -216,7 +216,7 @@ fn killed_child(pair: &Pair) {
     }
 }
 
-/// The fate of a child that was to hold the connection.
+/// The way in which a child that holds the connection is killed.
 #[derive(Clone, Copy, PartialEq)]
 enum Killed {
     AtWork,
@@ -225,7 +225,7 @@ enum Killed {
     NeverMade,
 }
 
-/// A child that is killed before its first instruction: by a process that traces us.
+/// A child that is killed before its first instruction, by a process that traces this process.
 fn never_run() -> libc::pid_t {
     let (reader, writer) = sys::pipe();
     // SAFETY: takes no pointers.
@@ -253,13 +253,14 @@ fn never_run() -> libc::pid_t {
     child
 }
 
-/// A fork that the kernel refuses: handlers of signals are shared with memory only (clone(2)).
+/// A fork that the kernel refuses: signal handlers can be shared only together with memory
+/// (clone(2)).
 fn never_made() -> String {
-    // SAFETY: refused, so nothing is shared.
+    // SAFETY: the kernel refuses the call, so nothing is shared.
     sys::ret(unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_SIGHAND, 0, 0, 0, 0) }).to_string()
 }
 
-/// A child that holds the connection when this returns.
+/// A child that already holds the connection when this function returns.
 fn holds(pair: &Pair, wait: Fd, executes: bool) -> libc::pid_t {
     let (reader, writer) = sys::pipe();
     let child = in_child(|| {
@@ -276,8 +277,9 @@ fn holds(pair: &Pair, wait: Fd, executes: bool) -> libc::pid_t {
     child
 }
 
-/// Three processes hold the connection: one is killed, one closes it and lives on, and the last
-/// one's close is the end, which is in order although nobody took the last wake-up off.
+/// Three processes hold the connection. One process is killed, and one closes the connection and
+/// lives on. The last process closes it: that close is an orderly end, although the killed process
+/// did not withdraw its request for a wake-up.
 fn killed_holder(pair: &Pair, how: Killed) {
     if !pair.server() {
         pair.step();
@@ -312,7 +314,7 @@ fn killed_holder(pair: &Pair, how: Killed) {
     pair.say("the other", sys::wait_for(lives_on));
 }
 
-/// A connection that one process holds is accelerated, whatever `event` came before.
+/// A connection that only one process holds is accelerated, whatever `event` came before.
 fn unshared(role: &Role, event: impl Fn() -> String) {
     let (wait, go) = sys::pipe();
     // Other children live.
@@ -349,7 +351,7 @@ fn grandchild(pair: &Pair) {
 fn spawned(pair: &Pair) {
     for round in 0..5 {
         if pair.server() == (round % 2 == 0) {
-            // The standard library spawns by posix_spawn, that is by vfork.
+            // The standard library spawns by posix_spawn, which uses vfork.
             let status = Command::new("/bin/true").stdin(Stdio::null()).status();
             pair.say("true", status.expect("true is everywhere"));
             // SAFETY: the command is a constant without input.
@@ -384,7 +386,7 @@ fn fork_under_traffic(pair: &Pair) {
             received += result.len();
             if received / 1_000_000 > forked {
                 forked += 1;
-                // As a database snapshots itself: the child never touches the connection.
+                // A database writes its snapshots this way: the child never touches the connection.
                 let child = in_child(|| true);
                 assert_eq!(sys::wait_for(child), "exit 0");
             }
@@ -415,8 +417,8 @@ fn shared_epoll(pair: &Pair) {
     }
 }
 
-/// Closes all descriptors in some order, as a program does before it becomes another one, or a
-/// daemon.
+/// Children close the descriptors in both orders. Programs do so before they execute another
+/// program or become a daemon.
 fn closing_child(pair: &Pair) {
     const TIME_LIMIT_MS: i32 = 5000;
     const ROUNDS: usize = 4;
@@ -441,7 +443,7 @@ fn closing_child(pair: &Pair) {
             for fd in closed {
                 sys::close(fd).value();
             }
-            // Two of them live on.
+            // Two of the children live on.
             round < 2 || sys::read(wait, &mut [0; 1]).value() == 1
         }));
         std::thread::sleep(std::time::Duration::from_millis(10));
@@ -478,7 +480,7 @@ fn echo(role: &Role, fd: Fd) -> bool {
     }
 }
 
-/// Talks to an echoing server: true when everything came back.
+/// Exchanges bytes with an echoing server: true when all bytes came back.
 fn talk(role: &Role, port: u16) -> bool {
     let fd = role.connect(port);
     role.warm(fd);
@@ -567,7 +569,8 @@ fn child_connects(role: &Role) {
     }
 }
 
-/// A process and its child write at the same time; they do not see each other's process numbers.
+/// A process and its child write at the same time. The two processes do not see each other's
+/// process IDs.
 fn pid_namespace(pair: &Pair) {
     const PIECES: usize = 100;
     const PIECE_BYTES: usize = 256 << 10;
@@ -603,7 +606,8 @@ fn pid_namespace(pair: &Pair) {
     sys::close(pair.fd).value();
 }
 
-/// `tcpi_bytes_acked`: what the kernel has sent and the other end has acknowledged.
+/// `tcpi_bytes_acked`: the number of bytes that the kernel has sent and the other end has
+/// acknowledged.
 fn bytes_acknowledged(fd: sys::Fd) -> u64 {
     const BYTES_ACKED: usize = 120;
     let mut info = [0u8; 136];
