@@ -1,4 +1,4 @@
-//! How connections end, and what each end observes.
+//! The end of a connection, and the results that each end observes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -178,7 +178,8 @@ fn shutdown_read(pair: &Pair) {
         pair.step();
         pair.step();
         pair.arrived(pair.fd, 8);
-        // Bytes that come after a shutdown for reading can still be read; then it is EOF again.
+        // Bytes that arrive after a shutdown for reading can still be read; then the next read is
+        // EOF again.
         let mut bytes = [0; 16];
         let result = sys::recv(pair.fd, &mut bytes, 0);
         pair.say(
@@ -260,7 +261,7 @@ fn sigpipe(pair: &Pair) {
         pair.say("send", sys::send(pair.fd, b"x", 0));
         pair.say("writev", sys::writev(pair.fd, b"xyz"));
         pair.say("signals", SIGPIPES.load(Ordering::Relaxed));
-        // The default action; Rust's runtime had it ignored.
+        // SIGPIPE gets its default action; Rust's runtime had ignored it.
         // SAFETY: takes no pointers.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
         let result = sys::write(pair.fd, b"x");
@@ -390,8 +391,8 @@ fn killed_with_unread(pair: &Pair) {
     } else {
         send_all(pair.fd, b"never read");
         pair.step();
-        // Nobody is left to reset what lay unread in shared memory: there, a killed peer is at its
-        // end.
+        // No process is left that could reset the connection for bytes that are unread in shared
+        // memory. So there a killed peer looks like the end of the stream.
         let result = sys::recv(pair.fd, &mut [0; 8], 0);
         pair.say(
             "recv ends",
@@ -407,7 +408,7 @@ fn killed_with_unread(pair: &Pair) {
     }
 }
 
-/// How a program waits for a request.
+/// The way in which a program waits for a request.
 type Wait = fn(sys::Fd);
 
 fn in_receive(_: sys::Fd) {}
@@ -416,7 +417,7 @@ fn in_poll(fd: sys::Fd) {
     await_events(fd, libc::POLLIN);
 }
 
-/// Level-triggered, and by one instance for all requests, as event loops have it.
+/// Waits by level-triggered epoll, with one instance for all requests, as event loops do.
 fn in_epoll(fd: sys::Fd) {
     const TIME_LIMIT_MS: i32 = 20_000;
     static EPOLL: std::sync::OnceLock<sys::Fd> = std::sync::OnceLock::new();
@@ -435,9 +436,9 @@ fn by_retrying(fd: sys::Fd) {
     }
 }
 
-/// The server answers requests, sends what the connection takes, `most` at most, and dies of
-/// SIGKILL. It has read all that it was sent, so its end is the end of the stream, behind every
-/// byte taken.
+/// The server answers requests and sends at most `most` bytes, as many as the connection takes.
+/// Then it dies of SIGKILL. The server has read all requests, so the client sees the end of the
+/// stream behind every byte that the connection took.
 fn killed(pair: &Pair, wait: Wait, most: usize) {
     const REQUESTS: usize = 20;
     /// Long enough for the server to sleep.
@@ -454,7 +455,8 @@ fn killed(pair: &Pair, wait: Wait, most: usize) {
             sent = most;
         } else {
             let chunk = sample(1 << 16);
-            // Until the connection takes no more, not even when all that is on its way has arrived.
+            // Send until the connection takes no more bytes, even after all bytes in transit have
+            // arrived.
             for _ in 0..3 {
                 loop {
                     let result = sys::send(pair.fd, &chunk, libc::MSG_DONTWAIT);
@@ -539,7 +541,7 @@ fn reset_wakes(pair: &Pair) {
 fn reader_gone(pair: &Pair) {
     if pair.server() {
         pair.step();
-        // Closing before the first byte is there would send FIN instead of RST.
+        // A close before the first byte has arrived would send FIN instead of RST.
         sys::poll(&[(pair.fd, libc::POLLIN)], 10_000);
         std::thread::sleep(std::time::Duration::from_millis(200));
         pair.say("close", sys::close(pair.fd));
@@ -623,7 +625,7 @@ fn events(pair: &Pair) {
     }
 }
 
-/// How a program ends a connection that its adapter is being shown.
+/// The way in which a program ends a connection while the adapter learns of the connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ShownEnd {
     Close,
@@ -632,8 +634,8 @@ enum ShownEnd {
     Exit,
 }
 
-/// The server ends a connection after a few messages, as many as it takes to ask for a partner. The
-/// harness may have us keep the adapter from looking at the request.
+/// The server ends a connection after enough messages that the connection asks for a partner. The
+/// harness may make the server stop the adapter, so that the adapter does not see the request.
 fn end_while_shown(role: &Role, how: ShownEnd) {
     let fd = role.meet();
     if role.server() {
@@ -668,7 +670,7 @@ fn end_while_shown(role: &Role, how: ShownEnd) {
     role.until_the_other_is_gone();
 }
 
-/// Stops the adapter that the harness names, if it does.
+/// Stops the adapter, if the harness names one.
 fn stop_adapter() {
     let Ok(adapter) = std::env::var(ADAPTER) else {
         return;

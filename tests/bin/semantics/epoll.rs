@@ -253,19 +253,20 @@ const IN: i32 = libc::EPOLLIN;
 const OUT: i32 = libc::EPOLLOUT;
 const ET: i32 = libc::EPOLLET;
 
-/// An epoll with this pair's socket in it.
+/// Creates an epoll instance that has this pair's socket as a member.
 fn watching(pair: &Pair, events: i32) -> Fd {
     let epoll = sys::epoll_create();
     sys::epoll_ctl(epoll, ADD, pair.fd, events, 7).value();
     epoll
 }
 
-/// The events that an epoll_wait finds at once.
+/// The events that an epoll_wait returns without waiting.
 fn now(epoll: Fd) -> String {
     seen(&sys::epoll_wait(epoll, 16, 0))
 }
 
-/// As above for arrived bytes: an engine reports them a moment after they can be counted.
+/// Like [`now`], for bytes that have arrived. An engine reports bytes a moment after they can be
+/// counted.
 fn arrival(epoll: Fd) -> String {
     const MOMENT_MS: i32 = 1_000;
     seen(&sys::epoll_wait(epoll, 16, MOMENT_MS))
@@ -279,9 +280,9 @@ fn seen((result, events): &(sys::Ret, Vec<(u64, u32)>)) -> String {
     format!("{result} [{}]", events.join(" "))
 }
 
-/// The server sends each of `parts`; when each has arrived, the client runs `look`.
+/// The server sends each of `parts`. The client runs `look` after each part has arrived.
 fn parts(pair: &Pair, parts: &[&[u8]], mut look: impl FnMut(usize)) {
-    // Steps keep the server from sending ahead, so what is unread here was so before.
+    // Steps keep the server from sending ahead, so bytes that are unread here were unread before.
     let mut unread = sys::readable_bytes(pair.fd).len();
     pair.step();
     for (index, part) in parts.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! One program takes another's place, and its connections go on.
+//! A process executes another program, and its connections continue.
 
 use std::ffi::{CString, c_char, c_int};
 use std::os::unix::process::CommandExt;
@@ -56,7 +56,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-/// Becomes this very program in another role.
+/// Executes this program again, in another role.
 pub(crate) fn execute(arguments: &[&str]) -> ! {
     let program = std::env::current_exe().expect("a running program has a path");
     let error = Command::new(program).arg("executed").args(arguments).exec();
@@ -132,7 +132,8 @@ fn exec_closes(pair: &Pair) {
     }
 }
 
-/// Bytes that each program of the chain reads, of what was sent before the first of them.
+/// The number of bytes that each program of the chain reads. All bytes were sent before the first
+/// program started.
 const LINK_BYTES: usize = 1000;
 const LINKS: usize = 8;
 
@@ -153,7 +154,7 @@ fn every_call(pair: &Pair) {
     }
 }
 
-/// Reads its link of the bytes, then becomes the next program by the next call.
+/// Reads one link's share of the bytes, then executes the next program by the next exec call.
 fn chain(fd: Fd, call: usize) {
     let mut bytes = vec![0; LINK_BYTES];
     receive_all(fd, &mut bytes);
@@ -219,7 +220,7 @@ fn forked_child(pair: &Pair) {
             keep_open(pair.fd);
             execute(&["child", &pair.fd.to_string()]);
         }
-        // Said after the child's lines, whoever is faster.
+        // Print this after the child's lines, whichever process is faster.
         let closed = sys::close(pair.fd);
         let ended = sys::wait_for(child);
         pair.say("close", closed);
@@ -237,8 +238,8 @@ fn child(fd: Fd) {
     println!("child heard -> {}", shown(&bye));
 }
 
-/// An operator sends an idle connection back to the kernel, of which neither role has heard when a
-/// child is spawned.
+/// An operator sends an idle connection back to the kernel. A child is spawned before either role
+/// has noticed.
 fn spawned_child_after_a_detach(pair: &Pair) {
     if pair.server() {
         pair.step();
@@ -271,10 +272,10 @@ fn answered(fd: Fd) {
     println!("answer -> {answer:?}");
 }
 
-/// The other role has made room for a sender that asked for that, and then ended its direction. A
-/// sender that `goes_on` has noticed.
+/// A sender has asked for buffer space. The other role has freed space and then ended its
+/// direction. If `goes_on` is set, the sender has noticed.
 fn spawned_reader(pair: &Pair, goes_on: bool) {
-    // A ring that is full is made larger, and only a large one is not given up when it is.
+    // A full ring is made larger. Only a large ring stays in use when it is full.
     const LEN: usize = 24 << 20;
     if pair.server() {
         send_all(pair.fd, &sample(LEN));
@@ -379,7 +380,7 @@ fn for_long(pair: &Pair) {
     }
 }
 
-/// An event loop in the executed program.
+/// Runs an event loop in the executed program.
 fn long(fd: Fd) {
     receive_all(fd, &mut [0; 1]);
     sys::set_nonblocking(fd, true);
@@ -402,7 +403,7 @@ fn long(fd: Fd) {
             break;
         }
         total += result.len();
-        // The server has sent everything by then and waits for the rest of the echo.
+        // The server has sent everything by then, and waits for the rest of the echo.
         if total == LONG_BYTES {
             println!("still upgraded -> {}", is_upgraded_where_expected(fd));
         }
@@ -431,9 +432,9 @@ fn without_the_library(pair: &Pair) {
     }
 }
 
-/// Bytes in a ring cannot follow a descriptor to a program that knows nothing of rings. It gets the
-/// bytes from where the former program stopped, or an error at once; never a later byte in an
-/// earlier one's place.
+/// Unread bytes in a ring cannot follow a descriptor to a program without the library. Such a
+/// program gets the stream from the position where the former program stopped, or an error at once.
+/// It never gets a later byte in the place of an earlier byte.
 fn drain_it(fd: Fd) {
     let expected = sample(9000);
     let mut bytes = vec![0; 9000];
@@ -463,11 +464,11 @@ fn drain_it(fd: Fd) {
     }
 }
 
-/// Has a shell write to a connection by its number.
+/// Runs a shell that writes to a connection by its descriptor number.
 type Child = fn(Fd);
 
-/// The parent goes on with the connection: what it sends before and after stands around the
-/// child's.
+/// The parent goes on with the connection. The parent sends before and after the child does, and
+/// the child's bytes arrive between the parent's bytes.
 fn inherited(pair: &Pair, child: Child) {
     if !pair.server() {
         pair.say("received", drain(pair.fd));
@@ -556,7 +557,7 @@ fn by_vfork_that_closes(fd: Fd) {
     });
 }
 
-/// The shell writes to number 9, which the child alone has.
+/// The shell writes to descriptor 9, which exists only in the child.
 fn by_vfork_that_duplicates(fd: Fd) {
     assert_ne!(fd, 9);
     by_vfork(9, move |_| {

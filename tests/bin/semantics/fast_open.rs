@@ -1,5 +1,5 @@
-//! Messages that open their connection: `MSG_FASTOPEN` and `TCP_FASTOPEN_CONNECT`, where no remote
-//! has given a cookie.
+//! Messages that open their connection: `MSG_FASTOPEN` and `TCP_FASTOPEN_CONNECT`. No remote has
+//! given a cookie in these cases.
 
 use crate::Case;
 use crate::role::{Checksum, Role, await_events, drain, receive_all, sample, send_all, shown};
@@ -33,7 +33,8 @@ fn open_with(fd: Fd, bytes: &[u8], flags: i32, role: &Role, port: u16) -> sys::R
     )
 }
 
-/// The client's port to connect to, at which the server serves so many connections meanwhile.
+/// Returns the port that the client connects to. Meanwhile the server serves `connections`
+/// connections at this port, and returns `None`.
 fn served(role: &Role, connections: usize) -> Option<u16> {
     if role.server() {
         let listener = role.listen(0);
@@ -45,7 +46,7 @@ fn served(role: &Role, connections: usize) -> Option<u16> {
     Some(role.hear_port())
 }
 
-/// Accepts one connection, and says what came until its end.
+/// Accepts one connection, and prints what arrived until its end.
 fn serve(role: &Role, listener: Fd) {
     let fd = sys::accept(listener).fd();
     role.say("server got", drain(fd));
@@ -220,7 +221,7 @@ fn registered(role: &Role) {
     end(role, fd);
 }
 
-/// A program need not wait for anything but its result.
+/// A program may close the socket as soon as it has the result that it needs.
 fn closed_early(role: &Role) {
     let Some(port) = served(role, 1) else { return };
     let fd = sys::socket(role.family, 0);

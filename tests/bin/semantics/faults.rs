@@ -1,4 +1,4 @@
-//! Bad pointers: each call answers `EFAULT`, and what was to be moved stays where it is.
+//! Bad pointers: each call returns `EFAULT`, and moves no bytes.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -24,7 +24,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("fault_without_a_handler_ends_the_program", no_handler),
 ];
 
-/// Two pages of which the second is not there.
+/// Two pages. The second page is not mapped.
 struct Edge(*mut u8);
 
 const PAGE_BYTES: usize = 4096;
@@ -48,7 +48,7 @@ impl Edge {
         }
     }
 
-    /// Where `good` bytes are there, and none after them.
+    /// An address with `good` mapped bytes, and none after them.
     fn at(&self, good: usize) -> *mut c_void {
         self.0.wrapping_sub(good).cast()
     }
@@ -157,7 +157,7 @@ fn receive_to_nowhere(pair: &Pair) {
         let messages = libc::recvmmsg(fd, bad.cast(), 2, 0, null_mut());
         pair.say("messages", ret(messages));
         pair.say("FIONREAD", ret(libc::ioctl(fd, libc::FIONREAD, bad)));
-        // As much as is there, in a buffer that is said to be longer.
+        // Asks for all available bytes, with a length that is larger than the buffer.
         let long = libc::recv(fd, edge.at(2000), 1 << 20, libc::MSG_PEEK);
         pair.say("long peek", ret(long as i64));
     }
@@ -203,7 +203,7 @@ fn wait_nowhere(pair: &Pair) {
     pair.step();
 }
 
-/// Before the program has any connection, nobody but the kernel knows a bad pointer.
+/// Before the program has any connection, only the kernel detects a bad pointer.
 fn new_sockets(role: &Role) {
     if !role.server() {
         role.step();
@@ -308,11 +308,11 @@ fn connected(pair: &Pair) {
 static FAULTS: AtomicU32 = AtomicU32::new(0);
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 
-/// Makes the page there, so that the instruction that has met it goes on.
+/// Maps the page, so that the instruction that faulted can continue.
 extern "C" fn mend(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     let page = PAGE.load(Ordering::Relaxed);
     FAULTS.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: a page of this program's; the kernel's word for the address.
+    // SAFETY: a page of this program; the kernel supplies the address.
     unsafe {
         if (*info).si_code <= 0 {
             return;
@@ -336,7 +336,7 @@ fn install(handler: usize, flags: c_int) {
     }
 }
 
-/// The handler of the program's own, as the program is told.
+/// The handler for SIGSEGV that sigaction(2) reports to the program.
 fn told() -> String {
     // SAFETY: zeroes are a valid action, and it is live.
     unsafe {
@@ -377,13 +377,13 @@ fn handler(pair: &Pair) {
         pair.say("send", nowhere(pair.fd));
         let edge = Edge::new();
         PAGE.store(edge.0 as usize, Ordering::Relaxed);
-        // SAFETY: the handler makes the page there.
+        // SAFETY: the handler maps the page.
         unsafe { edge.0.write_volatile(1) };
         pair.say("handled", FAULTS.load(Ordering::Relaxed));
         pair.say("after it", told());
         pair.say("send", nowhere(pair.fd));
     }
-    // SAFETY: the handler returns at once from a signal that is sent.
+    // SAFETY: for a signal that kill(2) sent, the handler returns at once.
     unsafe {
         libc::signal(libc::SIGSEGV, handler);
         pair.say("by signal()", told());
@@ -421,7 +421,7 @@ fn no_handler(pair: &Pair) {
         for (name, end) in ends {
             let child = sys::fork();
             if child == 0 {
-                // The standard library has handlers of its own.
+                // The standard library has installed handlers of its own.
                 // SAFETY: plain calls.
                 unsafe {
                     libc::signal(libc::SIGSEGV, libc::SIG_DFL);

@@ -48,7 +48,7 @@ fn file(len: usize) -> std::fs::File {
 
 pub(crate) fn call_sendfile(to: Fd, from: Fd, offset: Option<&mut i64>, count: usize) -> Ret {
     let offset = offset.map_or(ptr::null_mut(), ptr::from_mut);
-    // SAFETY: the offset, where there is one, outlives the call.
+    // SAFETY: the offset, if given, outlives the call.
     sys::ret(unsafe { libc::sendfile(to, from, offset, count) } as i64)
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn splice(from: Fd, to: Fd, count: usize, flags: u32) -> Ret {
     )
 }
 
-/// Says how what was received compares with what should have been.
+/// Receives bytes and prints whether they are the expected bytes.
 fn verdict(pair: &Pair, what: &str, expected: &[u8]) {
     let mut bytes = vec![0; expected.len()];
     receive_all(pair.fd, &mut bytes);
@@ -187,7 +187,7 @@ fn splice_in(pair: &Pair) {
         pair.step();
         pair.step();
         pair.say("splice", splice(pair.fd, writer, 4, 0));
-        // Which a receive would wait for.
+        // A receive would wait for this many bytes, a splice does not.
         sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 50).value();
         pair.say("splice", splice(pair.fd, writer, 100, 0));
         let mut bytes = [0; 20];
@@ -201,7 +201,7 @@ fn splice_in(pair: &Pair) {
 fn splice_relay(pair: &Pair) {
     const LEN: usize = 5_000_000;
     if pair.server() {
-        // Sends everything back, as a proxy would, without ever looking at it.
+        // The server sends everything back by splice(2), like a proxy that never reads the bytes.
         let (reader, writer) = sys::pipe();
         let mut total = 0;
         loop {
@@ -278,7 +278,7 @@ fn untouched(pair: &Pair) {
     pair.step();
 }
 
-/// Every call that sends without waiting; the bytes that a pipe or a file holds stay there.
+/// Tests every call that sends without waiting. Bytes in a pipe or a file stay there.
 fn full_connection(pair: &Pair) {
     if !pair.server() {
         return take_what_filled_it(pair);
@@ -288,7 +288,8 @@ fn full_connection(pair: &Pair) {
     let file = file(1000);
     let sent = fill(pair.fd);
     for (name, sender) in SENDERS {
-        // The calls that take no flags, and those whose flags say nothing, go by the descriptor's.
+        // These calls take no flags, or their flags say nothing about waiting. The descriptor's own
+        // flag decides.
         sys::set_nonblocking(pair.fd, true);
         pair.say(name, sender(pair.fd, &[0; 1000]));
         sys::set_nonblocking(pair.fd, false);
@@ -310,7 +311,7 @@ fn full_connection(pair: &Pair) {
     pair.step();
 }
 
-/// Every call that receives without waiting.
+/// Tests every call that receives without waiting.
 fn empty_connection(pair: &Pair) {
     if pair.server() {
         let (_, writer) = sys::pipe();
@@ -334,7 +335,7 @@ fn empty_connection(pair: &Pair) {
     pair.step();
 }
 
-/// Sixteen pages, none of them full, and none to spare.
+/// A pipe with sixteen pages. Each page has some free space, but no page is free.
 fn full_pipe(pair: &Pair) {
     if pair.server() {
         send_all(pair.fd, b"for the pipe");
@@ -364,8 +365,8 @@ fn receive_all_of_pipe(reader: Fd, bytes: &mut [u8]) {
     }
 }
 
-/// `SPLICE_F_NONBLOCK` speaks of the pipe; whether the connection is waited for is up to its own
-/// flag.
+/// `SPLICE_F_NONBLOCK` applies to the pipe only. The connection's own flag decides whether splice
+/// waits for the connection.
 fn splice_waits(pair: &Pair) {
     const MOMENT: std::time::Duration = std::time::Duration::from_millis(50);
     pair.step();
@@ -450,7 +451,7 @@ fn to_pipe(pair: &Pair) {
     pair.say("sendfile at the end", result);
 }
 
-/// The client's part where the server fills the connection and sends a sample after that.
+/// The client's part of a case in which the server fills the connection and then sends a sample.
 fn take_what_filled_it(pair: &Pair) {
     let sent = pair.hear() as usize;
     receive_all(pair.fd, &mut vec![0; sent]);
@@ -458,7 +459,7 @@ fn take_what_filled_it(pair: &Pair) {
     pair.step();
 }
 
-/// The pipe keeps the bytes that are not sent.
+/// Bytes that are not sent stay in the pipe.
 fn splice_ends(pair: &Pair) {
     if !pair.server() {
         return take_what_filled_it(pair);
@@ -466,8 +467,8 @@ fn splice_ends(pair: &Pair) {
     let (reader, writer) = sys::pipe();
     sys::write(writer, &sample(1000)).value();
     let mut sent = fill(pair.fd);
-    // A segment that was lost on the way is sent again after the connection looked full, on a busy
-    // host, and makes room.
+    // On a busy host a segment can be lost. The connection looks full, the segment is sent again
+    // later, and then there is space again.
     let mut splice_until = |error| {
         loop {
             let outcome = splice(reader, pair.fd, 1000, 0);
