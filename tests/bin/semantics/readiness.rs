@@ -1,4 +1,4 @@
-//! poll and select, over accelerated and ordinary descriptors together.
+//! poll and select on accelerated and ordinary descriptors together.
 
 use std::time::Duration;
 
@@ -104,12 +104,12 @@ fn poll_variants(pair: &Pair) {
     }
 }
 
-/// An empty pipe, a full-enough pipe, a quiet and a raised eventfd.
+/// An empty pipe, a pipe with bytes, an eventfd with count 0 and an eventfd that is readable.
 fn ordinary() -> [Fd; 4] {
     let (quiet_pipe, keep_open) = sys::pipe();
     let (pipe, writer) = sys::pipe();
     sys::write(writer, b"pipe").value();
-    // The writing ends stay open: their end would be an event.
+    // The writing ends stay open, because their end would be an event.
     let _ = (keep_open, writer);
     let (quiet_event, event) = (sys::eventfd(), sys::eventfd());
     sys::write(event, &1_u64.to_ne_bytes()).value();
@@ -144,7 +144,7 @@ fn poll_mixed(pair: &Pair) {
     }
 }
 
-/// Two looks one right after the other, beside unread data: the second is at another file.
+/// Two poll calls in a row while data is unread. The second call polls another file.
 fn poll_others(pair: &Pair) {
     const ROUNDS: usize = 20;
     if pair.server() {
@@ -199,7 +199,8 @@ fn poll_wakes(pair: &Pair) {
     for round in 0..ROUNDS {
         if pair.server() {
             pair.step();
-            // Sometimes before the other has gone to sleep, sometimes well after.
+            // In some rounds the other role has not gone to sleep yet; in others it sleeps for a
+            // while.
             std::thread::sleep(std::time::Duration::from_micros(round as u64 * 100));
             send_all(pair.fd, b"wake");
         } else {
@@ -369,10 +370,11 @@ fn level(pair: &Pair) {
     }
 }
 
-/// A thread begins to poll two connections, of which one moves meanwhile. Another thread sleeps on
-/// that one when the poll ends.
+/// A thread begins to poll two connections. One of them moves to its rings during the poll. Another
+/// thread sleeps on that connection when the poll ends.
 fn poll_from_before(pair: &Pair) {
-    /// For the first thread to come back from its poll; too little of it costs the case its point.
+    /// Time for the first thread to return from its poll. If the time is too short, the case passes
+    /// but tests nothing.
     const AWAKE: Duration = Duration::from_millis(200);
     let moves = pair.meet();
     if pair.server() {
@@ -401,8 +403,8 @@ fn poll_from_before(pair: &Pair) {
     pair.step();
 }
 
-/// A set of 1024 bits, of which a program names more, as `getdtablesize` tells them. The memory
-/// behind the set is no part of it.
+/// A set of 1024 bits. The program passes a larger descriptor count, as `getdtablesize` returns it.
+/// The kernel must not write to the memory behind the set.
 fn select_many(pair: &Pair) {
     const BITS: usize = 1024;
     const NAMED: i32 = 20_000;
@@ -437,7 +439,7 @@ fn select_many(pair: &Pair) {
     for count in [NAMED, 1000] {
         let mut waits = timeval(1, 0);
         let set = words.as_mut_ptr().cast();
-        // SAFETY: the set has room for all that is named.
+        // SAFETY: the set has room for all descriptors below `count`.
         let found = unsafe { libc::select(count, set, none(), none(), &mut waits) };
         say("select", &words, found);
         let spec = libc::timespec {
@@ -459,7 +461,7 @@ fn timeval(seconds: i64, micros: i64) -> libc::timeval {
     }
 }
 
-/// No waits: there are bytes. Long times are times.
+/// No call waits, because bytes are there. A very long time-out is a legal time-out.
 fn odd_times(pair: &Pair) {
     if pair.server() {
         send_all(pair.fd, b"data");
@@ -526,7 +528,7 @@ fn odd_times(pair: &Pair) {
         }
     }
     let mut many = vec![libc::epoll_event { events: 0, u64: 0 }; 4];
-    // SAFETY: one event is there, and the kernel refuses what it cannot count.
+    // SAFETY: one event is there, and the kernel refuses a count that is too large.
     let most = unsafe { libc::epoll_wait(epoll, many.as_mut_ptr(), i32::MAX, 0) };
     pair.say("most events", sys::ret(most));
     pair.step();

@@ -1,5 +1,5 @@
-//! A descriptor that is closed under a call which sleeps, and whose number becomes another
-//! connection's: no byte of one client reaches the other.
+//! A call sleeps on a descriptor. The descriptor is closed, and its number becomes another
+//! connection's. No byte of one client reaches the other client.
 
 use std::os::fd::AsRawFd;
 use std::ptr;
@@ -64,7 +64,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-/// More than the kernel and a ring hold.
+/// More than the kernel and a ring hold together.
 const LEN: usize = 32 << 20;
 
 fn splice(from: Fd, to: Fd, len: usize) {
@@ -73,8 +73,8 @@ fn splice(from: Fd, to: Fd, len: usize) {
     unsafe { libc::splice(from, none, to, none, len, 0) };
 }
 
-/// The first connection's descriptor is closed while `call` sleeps on it, and its number is the
-/// second connection's from then on.
+/// Closes the first connection's descriptor while `call` sleeps on it. From then on its number is
+/// the second connection's.
 fn give_on(pair: &Pair, call: impl FnOnce(Fd) + Send + 'static) -> (Sleeper<()>, Fd) {
     let fd = pair.fd;
     let listener = pair.listen(0);
@@ -89,7 +89,7 @@ fn give_on(pair: &Pair, call: impl FnOnce(Fd) + Send + 'static) -> (Sleeper<()>,
     (sleeper, fd)
 }
 
-/// `call` receives; `first` comes before it sleeps.
+/// `call` receives; the bytes `first` arrive before it sleeps.
 fn receives(pair: &Pair, first: &[u8], call: fn(Fd, &mut [u8])) {
     const SECRET: &[u8] = b"for the second";
     if pair.server() {
@@ -105,14 +105,15 @@ fn receives(pair: &Pair, first: &[u8], call: fn(Fd, &mut [u8])) {
         let second = pair.connect(pair.hear_port());
         pair.step();
         send_all(second, SECRET);
-        // Whoever has the number now is woken, if it looks there.
+        // Time for a wrong wake-up: the sleeper would wake if it looked at the connection that has
+        // the number now.
         std::thread::sleep(Duration::from_millis(20));
         pair.say("close", sys::close(pair.fd));
         pair.say("then", drain(second));
     }
 }
 
-/// `call` sends more than there is room for.
+/// `call` sends more bytes than the buffers hold.
 fn sends(pair: &Pair, call: fn(Fd)) {
     if pair.server() {
         fill(pair.fd);

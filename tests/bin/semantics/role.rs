@@ -1,4 +1,5 @@
-//! One of the two roles of a case: keeping in step, keeping a transcript, warming a connection up.
+//! One of the two roles of a case: the steps that keep the roles in order, the transcript, and the
+//! warm-up of a connection.
 
 use std::fmt::Display;
 use std::os::fd::FromRawFd;
@@ -9,14 +10,14 @@ use toehold_e2e::duet::{ORACLE_FD, STEPS_FD};
 use crate::sleeper::await_sleep;
 use crate::sys::{self, Fd};
 
-/// Which program of the two this is.
+/// The role that this program plays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Side {
     Server,
     Client,
 }
 
-/// A role: what every case has, connected or not.
+/// A role, as every case has it, with or without a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Role {
     pub(crate) side: Side,
@@ -38,8 +39,8 @@ impl Role {
 
     /// Returns once `count` bytes can be read from `fd`.
     ///
-    /// Even on loopback bytes may arrive a moment after the send that carried them has returned, so
-    /// a look that does not wait must be preceded by this.
+    /// Bytes may arrive a moment after the send that carried them has returned, even on loopback.
+    /// So call this function before a call that looks at the bytes without waiting.
     pub(crate) fn arrived(&self, fd: Fd, count: usize) {
         let start = std::time::Instant::now();
         while sys::readable_bytes(fd).len() < count {
@@ -53,14 +54,14 @@ impl Role {
         println!("{what} -> {seen}");
     }
 
-    /// Returns once the other role has come to the same place.
+    /// Returns once the other role has reached this step.
     pub(crate) fn step(&self) {
         self.tell(0);
         self.hear();
     }
 
-    /// As [`step`](Self::step), before a call of this thread that sleeps until the other role acts:
-    /// that one calls [`step_to_sleeper`](Self::step_to_sleeper).
+    /// Like [`step`](Self::step), before a call of this thread that sleeps until the other role
+    /// acts. The other role calls [`step_to_sleeper`](Self::step_to_sleeper).
     pub(crate) fn step_to_sleep(&self) {
         self.hear();
         self.tell(std::process::id());
@@ -68,15 +69,15 @@ impl Role {
         self.tell(unsafe { libc::gettid() }.cast_unsigned());
     }
 
-    /// Returns when the thread of the other role that called [`step_to_sleep`](Self::step_to_sleep)
-    /// sleeps.
+    /// Returns when the other role's thread sleeps: the thread that called
+    /// [`step_to_sleep`](Self::step_to_sleep).
     pub(crate) fn step_to_sleeper(&self) {
         self.tell(0);
         let (process, thread) = (self.hear(), self.hear());
         await_sleep(&format!("{process}/task/{thread}"), || false);
     }
 
-    /// Sends a number to the other role, beside the connection.
+    /// Sends a number to the other role, outside the connection.
     pub(crate) fn tell(&self, number: u32) {
         assert_eq!(
             sys::write(STEPS_FD, &number.to_ne_bytes()).len(),
@@ -90,7 +91,8 @@ impl Role {
         while sys::read(STEPS_FD, &mut [0; 4]).is(libc::EINTR) {}
     }
 
-    /// Waits for any number from the other role, where no library can look around meanwhile.
+    /// Waits for any number from the other role, by a system call that the library does not
+    /// intercept.
     pub(crate) fn hear_past_libc(&self) {
         let mut bytes = [0u8; 4];
         let arguments = [STEPS_FD as usize, bytes.as_mut_ptr() as usize, 4, 0, 0, 0];
@@ -112,7 +114,7 @@ impl Role {
         u32::from_ne_bytes(bytes)
     }
 
-    /// A listener on a free loopback port, told to the client.
+    /// Creates a listener on a free loopback port, and sends the port to the client.
     pub(crate) fn listen(&self, flags: i32) -> Fd {
         let listener = sys::socket(self.family, flags);
         sys::bind_anywhere(listener, self.family).value();
@@ -130,21 +132,21 @@ impl Role {
         u16::try_from(self.hear()).expect("a port")
     }
 
-    /// A blocking connection to `port`.
+    /// Makes a blocking connection to `port`.
     pub(crate) fn connect(&self, port: u16) -> Fd {
         let fd = sys::socket(self.family, 0);
         sys::connect(fd, self.family, port).value();
         fd
     }
 
-    /// One connection, the usual way, warmed up.
+    /// Makes one connection in the usual way and warms it up.
     pub(crate) fn pair(self) -> Pair {
         let fd = self.meet();
         self.warm(fd);
         Pair { role: self, fd }
     }
 
-    /// One connection, the usual way: this role's end.
+    /// Makes one connection in the usual way: returns this role's end.
     pub(crate) fn meet(&self) -> Fd {
         if std::env::var_os("E2E_EXPRESS").is_some() {
             return self.meet_by_carrier();
@@ -152,14 +154,16 @@ impl Role {
         self.meet_by_kernel()
     }
 
-    /// Several connections by one listener, each warmed up before the next: this role's ends.
+    /// Makes several connections through one listener. Each connection is warmed up before the next
+    /// begins. Returns this role's ends.
     pub(crate) fn meet_several<const N: usize>(&self) -> [Fd; N] {
         let listener = self.server().then(|| self.listen(0));
         let port = if self.server() { 0 } else { self.hear_port() };
         [(); N].map(|()| self.meet_by(listener, port))
     }
 
-    /// One more connection by a listener, the server's, at `port`, warmed up: this role's end.
+    /// Makes one more connection through the server's listener at `port`, and warms it up: returns
+    /// this role's end.
     pub(crate) fn meet_by(&self, listener: Option<Fd>, port: u16) -> Fd {
         let fd = match listener {
             Some(listener) => sys::accept(listener).fd(),
@@ -169,7 +173,7 @@ impl Role {
         fd
     }
 
-    /// One connection by a TCP connection of its own: this role's end.
+    /// Makes one connection with a TCP connection of its own: returns this role's end.
     pub(crate) fn meet_by_kernel(&self) -> Fd {
         if self.server() {
             let listener = self.listen(0);
@@ -181,8 +185,9 @@ impl Role {
         }
     }
 
-    /// One connection by a carrier that has served another before: this role's end. Connections
-    /// are made until one is: on a busy host an end may be too late to pair the first.
+    /// Makes one connection by a carrier that has already served another connection: returns this
+    /// role's end. Connections are made until one uses such a carrier: on a busy host an end may be
+    /// too late to pair the first one.
     fn meet_by_carrier(&self) -> Fd {
         if self.server() {
             let listener = self.listen(libc::SOCK_NONBLOCK);
@@ -225,8 +230,8 @@ impl Role {
         }
     }
 
-    /// Moves enough bytes both ways for any upgrade policy, and waits until the upgrade has
-    /// happened if the harness expects one. Both roles call it; the client leads.
+    /// Moves enough bytes both ways for any upgrade policy. If the harness expects an upgrade,
+    /// waits until it has happened. Both roles call this function; the client leads.
     pub(crate) fn warm(&self, fd: Fd) {
         if self.server() {
             loop {
@@ -274,32 +279,34 @@ impl std::ops::Deref for Pair {
     }
 }
 
-/// Connections that come before the one by a carrier, at most.
+/// The largest number of connections before one uses a carrier again.
 const CARRIERS_MAX: usize = 64;
 
-/// Says that the connection is the one that the case wants.
+/// The client's message that this connection is the wanted one.
 const IS_IT: u32 = 1;
 
-/// How much of each direction the warm-up fills, beyond any threshold for a bulk transfer.
+/// The number of bytes that the warm-up sends in each direction: above any threshold for a bulk
+/// transfer.
 const BULK_BYTES: usize = 1 << 20;
 
-/// How long bytes that were sent may stay away before the case gives up.
+/// The longest time that sent bytes may take to arrive before the case gives up.
 const ARRIVAL_MAX: std::time::Duration = std::time::Duration::from_secs(20);
 
-/// Room for a client that connects ten thousand times in a row.
+/// Enough for a client that connects ten thousand times in a row.
 const BACKLOG: i32 = 4096;
 
-/// How often the client asks before it goes on without an upgrade, which the harness will report:
-/// for more than a second.
+/// The number of questions that the client asks before it continues without an upgrade. They take
+/// more than a second. The harness reports the missing upgrade.
 const ORACLE_QUESTIONS_MAX: usize = 240;
 
-/// Whether this role's connection is upgraded, as the harness sees it now; true where it cannot be.
+/// Whether the harness sees this role's connection as upgraded now; true if the harness cannot
+/// tell.
 pub(crate) fn is_upgraded_where_expected(fd: Fd) -> bool {
     let port = own_port(fd);
     std::env::var_os("E2E_ORACLE").is_none() || oracle_says_upgraded(port)
 }
 
-/// A port by which the harness finds this connection: the client of a Unix socket has no name.
+/// A port that identifies this connection for the harness. The client of a Unix socket has no name.
 fn own_port(fd: Fd) -> u16 {
     let own = sys::name(fd, false).expect("connected").2;
     match own {
@@ -312,7 +319,7 @@ fn oracle_says_upgraded(port: u16) -> bool {
     ask_harness(&format!("upgraded {port}"))
 }
 
-/// Asks or tells the harness something, from the client: its answer.
+/// Sends a question or a command to the harness, from the client: returns the answer.
 pub(crate) fn ask_harness(what: &str) -> bool {
     use std::io::{Read, Write};
     // SAFETY: the harness gave us this descriptor; the stream is forgotten below, so it stays open.
@@ -324,7 +331,7 @@ pub(crate) fn ask_harness(what: &str) -> bool {
     answered.is_ok() && answer[0] == b'y'
 }
 
-/// Sends all of `bytes`, however the socket cuts them.
+/// Sends all of `bytes`, in as many calls as the socket needs.
 pub(crate) fn send_all(fd: Fd, bytes: &[u8]) {
     let mut sent = 0;
     while sent < bytes.len() {
@@ -337,13 +344,13 @@ pub(crate) fn send_all(fd: Fd, bytes: &[u8]) {
     }
 }
 
-/// Sends `bytes`, of which the first call takes a part, and again until a call takes nothing.
-/// Returns how many bytes were sent, and the last result.
+/// Sends `bytes`, of which the first call takes only a part. Then sends again until a call takes
+/// nothing. Returns the number of bytes sent, and the last result.
 pub(crate) fn send_until_refused(pair: &Pair, bytes: &[u8]) -> (usize, sys::Ret) {
     let first = sys::send(pair.fd, bytes, 0);
     let takes_a_part = first.len() > 0 && first.len() < bytes.len();
     pair.say("send takes a part", takes_a_part);
-    // The buffers may have grown meanwhile; they do not grow for ever.
+    // The buffers may grow in the meantime, up to a limit.
     let mut sent = first.len();
     loop {
         let result = sys::send(pair.fd, bytes, 0);
@@ -354,7 +361,7 @@ pub(crate) fn send_until_refused(pair: &Pair, bytes: &[u8]) -> (usize, sys::Ret)
     }
 }
 
-/// Fills `bytes`; the connection must not end before.
+/// Fills `bytes`; the connection must not end before they are full.
 pub(crate) fn receive_all(fd: Fd, bytes: &mut [u8]) {
     let mut received = 0;
     while received < bytes.len() {
@@ -372,7 +379,8 @@ pub(crate) fn receive_all(fd: Fd, bytes: &mut [u8]) {
     }
 }
 
-/// Everything until the end of the stream: how many bytes, their checksum, and how it ended.
+/// Receives everything until the end of the stream. Returns the number of bytes, their checksum and
+/// the last result.
 pub(crate) fn drain(fd: Fd) -> String {
     let (mut total, mut sum) = (0, Checksum::default());
     let mut bytes = vec![0; 65_536];
@@ -396,7 +404,7 @@ pub(crate) fn drain(fd: Fd) -> String {
     }
 }
 
-/// Waits, on the socket itself, until one of `events` is there.
+/// Waits, by a poll of the socket, until one of `events` is there.
 pub(crate) fn await_events(fd: Fd, events: i16) {
     const FOREVER_MS: i32 = 20_000;
     loop {
@@ -408,12 +416,12 @@ pub(crate) fn await_events(fd: Fd, events: i16) {
     }
 }
 
-/// Received bytes as text when they are text.
+/// Received bytes as text; bytes that are not UTF-8 are replaced.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A position-dependent checksum (FNV-1a): any exchange of bytes changes it.
+/// A position-dependent checksum (FNV-1a): it changes if bytes swap places.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Checksum(u64);
 
@@ -445,14 +453,15 @@ impl Display for Checksum {
     }
 }
 
-/// Bytes that tell every position apart from its neighbours.
+/// Bytes whose values differ from position to position.
 pub(crate) fn sample(len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     toehold_e2e::load::Pattern::new(len as u64).fill(0, &mut bytes);
     bytes
 }
 
-/// Sends until nothing more is taken, not even when all that was on its way has arrived; how much.
+/// Sends until the connection takes no more, even after all bytes in transit have arrived. Returns
+/// the number of bytes.
 pub(crate) fn fill(fd: Fd) -> usize {
     const ARRIVED: std::time::Duration = std::time::Duration::from_millis(50);
     let chunk = vec![1; 1 << 16];

@@ -4,16 +4,18 @@ use std::fs;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// A thread that sleeps in its call; the rest of the case goes on beside it.
+/// A thread that sleeps in its call, while the rest of the case continues.
 pub(crate) struct Sleeper<T>(JoinHandle<T>);
 
 impl<T: Send + 'static> Sleeper<T> {
-    /// Starts a thread with `call`. Returns when it sleeps there, or has returned.
+    /// Starts a thread that makes `call`. Returns when the thread sleeps in the call, or has
+    /// returned from it.
     pub(crate) fn start(call: impl FnOnce() -> T + Send + 'static) -> Sleeper<T> {
         Sleeper::start_by(call, CAREFUL)
     }
 
-    /// As [`start`](Self::start), where no line of the transcript depends on whether it sleeps.
+    /// Like [`start`](Self::start), for a case whose transcript does not depend on whether the
+    /// thread sleeps.
     pub(crate) fn start_soon(call: impl FnOnce() -> T + Send + 'static) -> Sleeper<T> {
         Sleeper::start_by(call, SOON)
     }
@@ -46,8 +48,8 @@ impl<T: Send + 'static> Sleeper<T> {
     }
 }
 
-/// How often in a row a thread is seen asleep before it counts as asleep: on its way to the call it
-/// may sleep for a moment, too, for a lock or for memory.
+/// The number of checks in a row that must see a thread asleep. Before the thread reaches its call,
+/// it may sleep for a moment for a lock or for memory.
 struct Looks {
     count: u32,
     between: Duration,
@@ -63,8 +65,8 @@ const SOON: Looks = Looks {
     between: Duration::from_millis(1),
 };
 
-/// Returns when the thread at `path` under /proc sleeps, or is gone, or `has_returned` says so. A
-/// thread that only waits for a processor is not asleep, however long that takes.
+/// Returns when the thread at `path` under /proc sleeps or has ended, or when `has_returned` is
+/// true. A thread that waits for a processor is not asleep, however long it waits.
 pub(crate) fn await_sleep(path: &str, has_returned: impl Fn() -> bool) {
     await_sleep_by(path, has_returned, CAREFUL);
 }

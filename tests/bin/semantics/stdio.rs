@@ -29,7 +29,7 @@ unsafe extern "C" {
     fn dprintf_(fd: Fd, format: *const libc::c_char, ...) -> libc::c_int;
 }
 
-/// A FILE over a descriptor, or a duplicate of it.
+/// A FILE for a descriptor, or for a duplicate of it.
 #[derive(Clone, Copy)]
 struct Stream(*mut libc::FILE);
 
@@ -41,7 +41,7 @@ impl Stream {
         Stream(file)
     }
 
-    /// fprintf of one number between words.
+    /// fprintf of one number between two words.
     fn print(self, number: i32) -> i32 {
         // SAFETY: the stream is open; the format takes one int.
         unsafe { libc::fprintf(self.0, c"number %d is next\n".as_ptr(), number) }
@@ -52,7 +52,7 @@ impl Stream {
         unsafe { libc::fflush(self.0) }
     }
 
-    /// fgets, without its line end; `None` at the end.
+    /// fgets, without the line end; `None` at the end of the stream.
     fn line(self) -> Option<String> {
         let mut bytes = [0_u8; 100];
         // SAFETY: the buffer has room for 100 bytes and the stream is open.
@@ -88,7 +88,7 @@ impl Stream {
     }
 
     fn close(self) -> i32 {
-        // SAFETY: the stream is open, and nobody uses it afterwards.
+        // SAFETY: the stream is open, and no code uses it afterwards.
         unsafe { libc::fclose(self.0) }
     }
 }
@@ -98,7 +98,7 @@ fn converse(pair: &Pair) {
     talk(pair, input, output);
 }
 
-/// One stream for each direction, as programs do that do not want to seek between them.
+/// One stream for each direction. Programs that do not want to seek between directions do so.
 fn streams(fd: Fd) -> (Stream, Stream) {
     (
         Stream::open(fd, c"r"),
@@ -143,7 +143,8 @@ fn opened_early(role: &Role) {
     role.step();
     output.flush();
     role.say("line", input.line().unwrap_or_default());
-    // Not before both have read: the stream would take the warm-up's first bytes into its buffer.
+    // Both roles must have read before the warm-up: otherwise the stream would take the warm-up's
+    // first bytes into its buffer.
     role.step();
     role.warm(fd);
     talk(role, input, output);
@@ -162,7 +163,7 @@ fn fclose_ends(pair: &Pair) {
     }
 }
 
-/// A registered socket ends with its stream, and the next socket has its number.
+/// fclose closes a socket that is registered with epoll. The next socket gets its number.
 fn freed_number(role: &Role) {
     let listener = role.server().then(|| role.listen(0));
     let port = if role.server() { 0 } else { role.hear_port() };
@@ -193,7 +194,7 @@ fn freed_number(role: &Role) {
         former = Some(fd);
         role.step();
     }
-    // Closed by its number while it was not connected.
+    // This socket is closed by its number while it is not connected.
     let fd = sys::socket(role.family, 0);
     role.say("ADD", add(fd, 8));
     sys::close(fd).value();
@@ -282,7 +283,7 @@ fn shared(role: &Role) {
     }
 }
 
-/// Shells do this for `echo word >&3`.
+/// Shells do this to run `echo word >&3`.
 fn moved_output(pair: &Pair) {
     for number in 0..5 {
         if pair.server() {
@@ -308,7 +309,7 @@ fn moved_output(pair: &Pair) {
     pair.step();
 }
 
-/// Shells do this for `read word <&3`, with C's own input.
+/// Shells do this to run `read word <&3`, with C's standard input.
 fn moved_input(pair: &Pair) {
     if pair.server() {
         pair.step();

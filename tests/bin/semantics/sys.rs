@@ -1,4 +1,4 @@
-//! The calls under test, as plain as libc has them: every result and every errno comes back.
+//! The calls under test, as libc has them: each wrapper returns the result or the errno.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
@@ -15,12 +15,12 @@ pub(crate) type Fd = c_int;
 pub(crate) struct Ret(pub(crate) Result<i64, i32>);
 
 impl Ret {
-    /// The value as a descriptor; the case cannot go on without it.
+    /// The value as a descriptor. Panics if the call failed.
     pub(crate) fn fd(self) -> Fd {
         Fd::try_from(self.value()).expect("descriptors are small")
     }
 
-    /// The value; the case cannot go on without it.
+    /// The value. Panics if the call failed.
     pub(crate) fn value(self) -> i64 {
         self.0
             .unwrap_or_else(|errno| panic!("unexpected {}", errno_name(errno)))
@@ -48,7 +48,7 @@ impl fmt::Display for Ret {
     }
 }
 
-/// A return value of libc, with errno when it says so.
+/// A return value of libc, or errno if the value says that the call failed.
 pub(crate) fn ret(value: impl Into<i64>) -> Ret {
     let value = value.into();
     Ret(if value >= 0 { Ok(value) } else { Err(errno()) })
@@ -141,7 +141,7 @@ pub(crate) fn sendto_place(fd: Fd, bytes: &[u8], flags: c_int, to: SocketAddr) -
     sendto_address(fd, bytes, flags, &address, len)
 }
 
-/// As [`sendto_place`], with so many bytes of an address of any kind.
+/// Like [`sendto_place`], with the first `len` bytes of an address of any type.
 pub(crate) fn sendto_address(
     fd: Fd,
     bytes: &[u8],
@@ -154,19 +154,18 @@ pub(crate) fn sendto_address(
     size(unsafe { libc::sendto(fd, base, bytes.len(), flags, address, len) })
 }
 
-/// As [`sendto_place`], of bytes where the program has no memory.
+/// Like [`sendto_place`], with bytes at an address that is not mapped.
 pub(crate) fn sendto_place_from_nowhere(fd: Fd, len: usize, flags: c_int, to: SocketAddr) -> Ret {
     const NOWHERE: usize = 16;
     let (address, address_len) = spelled(to);
     let address = ptr::from_ref(&address).cast();
     let base = ptr::without_provenance(NOWHERE);
-    // SAFETY: the kernel refuses what it cannot read; `address` is live and no shorter than its
-    // length.
+    // SAFETY: the kernel refuses bytes that it cannot read; `address` is live and no shorter than
+    // its length.
     size(unsafe { libc::sendto(fd, base, len, flags, address, address_len) })
 }
 
-/// The parts of `bytes`, cut in `count` pieces, as a scatter-gather list with an empty part in
-/// front.
+/// `bytes`, cut into `count` parts, as a scatter-gather list with an empty part in front.
 fn parts(bytes: *mut u8, len: usize, count: usize) -> Vec<libc::iovec> {
     let mut list = vec![libc::iovec {
         iov_base: ptr::null_mut(),
@@ -225,7 +224,7 @@ pub(crate) fn sendmsg(fd: Fd, bytes: &[u8], flags: c_int) -> Ret {
     size(unsafe { libc::sendmsg(fd, &header, flags) })
 }
 
-/// As [`sendmsg`], to an address.
+/// Like [`sendmsg`], to an address.
 pub(crate) fn sendmsg_place(fd: Fd, bytes: &[u8], flags: c_int, to: SocketAddr) -> Ret {
     let mut list = parts(bytes.as_ptr().cast_mut(), bytes.len(), 3);
     let mut header = message(&mut list);
@@ -236,12 +235,13 @@ pub(crate) fn sendmsg_place(fd: Fd, bytes: &[u8], flags: c_int, to: SocketAddr) 
     size(unsafe { libc::sendmsg(fd, &header, flags) })
 }
 
-/// recvmmsg into `count` messages of equal size: messages received, and the length of each.
+/// recvmmsg into `count` messages of equal size. Returns the number of messages received, and the
+/// length of each.
 pub(crate) fn recvmmsg(fd: Fd, bytes: &mut [u8], count: usize, flags: c_int) -> (Ret, Vec<u32>) {
     recvmmsg_in(fd, bytes, count, flags, ptr::null_mut())
 }
 
-/// As [`recvmmsg`], within `time`, which may be null.
+/// Like [`recvmmsg`], with the time-out `time`, which may be null.
 pub(crate) fn recvmmsg_in(
     fd: Fd,
     bytes: &mut [u8],
@@ -278,7 +278,8 @@ pub(crate) fn recvmmsg_in(
     (result, lengths)
 }
 
-/// sendmmsg of `count` equal parts of `bytes`: messages sent, and the length of each.
+/// sendmmsg of `count` equal parts of `bytes`. Returns the number of messages sent, and the length
+/// of each.
 pub(crate) fn sendmmsg(fd: Fd, bytes: &[u8], count: usize, flags: c_int) -> (Ret, Vec<u32>) {
     let part = bytes.len() / count;
     let mut lists: Vec<Vec<libc::iovec>> = bytes
@@ -314,7 +315,7 @@ pub(crate) fn socket(family: c_int, flags: c_int) -> Fd {
     ret(unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags, 0) }).fd()
 }
 
-/// Where the roles meet: loopback, unless the harness says another address.
+/// The address where the roles meet: loopback, unless the harness names another address.
 pub(crate) fn meeting_place(family: c_int, port: u16) -> SocketAddr {
     let variable = if family == libc::AF_INET {
         MEET_V4
@@ -337,7 +338,7 @@ pub(crate) fn loopback(family: c_int, port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
-/// An address as the kernel takes it, and its length.
+/// An address in the kernel's format, and its length.
 pub(crate) fn spelled(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
     // SAFETY: an address of zeroes is valid: the unspecified one.
     let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
@@ -366,7 +367,7 @@ pub(crate) fn spelled(address: SocketAddr) -> (libc::sockaddr_storage, libc::soc
     )
 }
 
-/// Binds `fd` to a free place of a family where the roles can meet.
+/// Binds `fd` to a free port of the address where the roles can meet.
 pub(crate) fn bind_anywhere(fd: Fd, family: c_int) -> Ret {
     if family != libc::AF_UNIX {
         return bind(fd, meeting_place(family, 0));
@@ -383,7 +384,8 @@ pub(crate) fn bind_anywhere(fd: Fd, family: c_int) -> Ret {
         .expect("some name is free")
 }
 
-/// The abstract name of a Unix socket that stands for a port, and its length.
+/// The abstract name of a Unix socket, and its length. The name contains a number that stands for
+/// the port.
 pub(crate) fn unix_name(port: u16) -> (libc::sockaddr_un, libc::socklen_t) {
     // SAFETY: an address of zeroes is valid.
     let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
@@ -396,7 +398,7 @@ pub(crate) fn unix_name(port: u16) -> (libc::sockaddr_un, libc::socklen_t) {
     (address, len as libc::socklen_t)
 }
 
-/// Where the names of Unix sockets begin, before the port.
+/// The text before the port in the names of Unix sockets.
 const UNIX_NAME: &str = "toehold-e2e:";
 
 pub(crate) fn bind(fd: Fd, to: SocketAddr) -> Ret {
@@ -418,7 +420,7 @@ pub(crate) fn connect(fd: Fd, family: c_int, port: u16) -> Ret {
 
 /// connect(2) with `AF_UNSPEC`.
 pub(crate) fn disconnect(fd: Fd) -> Ret {
-    // SAFETY: an address of zeroes is valid: of no family.
+    // SAFETY: an address of zeroes is valid: its family is `AF_UNSPEC`.
     let nobody: libc::sockaddr = unsafe { mem::zeroed() };
     let len = mem::size_of::<libc::sockaddr>() as libc::socklen_t;
     // SAFETY: `nobody` is live and `len` bytes long.
@@ -440,7 +442,7 @@ pub(crate) fn accept4(fd: Fd, flags: c_int) -> Ret {
     ret(unsafe { libc::accept4(fd, ptr::null_mut(), ptr::null_mut(), flags) })
 }
 
-/// The address at one end: its family, its address in words, its port.
+/// The address at one end: its family, the address as text, and its port.
 pub(crate) fn name(fd: Fd, of_peer: bool) -> Result<(c_int, String, u16), Ret> {
     // SAFETY: an address of zeroes is valid.
     let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
@@ -503,14 +505,14 @@ pub(crate) fn option(fd: Fd, level: c_int, name: c_int) -> Ret {
     Ret(result.0.map(|_| i64::from(value)))
 }
 
-/// Sets a socket option of any plain type.
+/// Sets a socket option whose value is of any plain type.
 pub(crate) fn set_option<T: Copy>(fd: Fd, level: c_int, name: c_int, value: T) -> Ret {
     let len = mem::size_of::<T>() as libc::socklen_t;
     // SAFETY: `value` is live and `len` bytes long.
     ret(unsafe { libc::setsockopt(fd, level, name, ptr::from_ref(&value).cast(), len) })
 }
 
-/// SO_ERROR by name: reading it clears it.
+/// The name of the error in SO_ERROR. Reading it clears it.
 pub(crate) fn socket_error(fd: Fd) -> String {
     match option(fd, libc::SOL_SOCKET, libc::SO_ERROR).0 {
         Ok(0) => "none".into(),
@@ -540,7 +542,7 @@ pub(crate) fn ioctl(fd: Fd, request: libc::Ioctl, value: &mut c_int) -> Ret {
     ret(unsafe { libc::ioctl(fd, request, ptr::from_mut(value)) })
 }
 
-/// FIONREAD: the bytes a read would find.
+/// FIONREAD: the number of bytes that a read would find.
 pub(crate) fn readable_bytes(fd: Fd) -> Ret {
     let mut count = 0;
     let result = ioctl(fd, libc::FIONREAD, &mut count);
@@ -579,7 +581,7 @@ pub(crate) fn fork() -> libc::pid_t {
     ret(unsafe { libc::fork() }).value() as libc::pid_t
 }
 
-/// Waits for a child and says how it ended.
+/// Waits for a child and returns how it ended, as text.
 pub(crate) fn wait_for(pid: libc::pid_t) -> String {
     let mut status = 0;
     loop {
@@ -597,7 +599,7 @@ pub(crate) fn wait_for(pid: libc::pid_t) -> String {
     }
 }
 
-/// Ends a forked child at once, without the parent's exit handlers.
+/// Ends a forked child at once, without the exit handlers of the parent's program.
 pub(crate) fn exit_now(code: c_int) -> ! {
     // SAFETY: takes no pointers, does not return.
     unsafe { libc::_exit(code) }
@@ -614,7 +616,7 @@ fn set_of(fds: &[Fd]) -> libc::fd_set {
     set
 }
 
-/// Which of `fds` are in `set`, by index.
+/// The indices of those `fds` that are in `set`.
 fn members(set: &libc::fd_set, fds: &[Fd]) -> Vec<usize> {
     // SAFETY: the cases' descriptors are below FD_SETSIZE.
     (0..fds.len())
@@ -622,7 +624,7 @@ fn members(set: &libc::fd_set, fds: &[Fd]) -> Vec<usize> {
         .collect()
 }
 
-/// The result of a select, and the indices of the readable and the writable.
+/// The result of a select, and the indices of the readable and the writable descriptors.
 #[derive(Debug)]
 pub(crate) struct Selected {
     pub(crate) result: Ret,
@@ -640,7 +642,7 @@ impl fmt::Display for Selected {
     }
 }
 
-/// select or pselect, over the same descriptors for reading and writing as asked.
+/// select or pselect, with the given descriptors for reading and writing.
 pub(crate) fn select(
     read: &[Fd],
     write: &[Fd],
@@ -695,7 +697,7 @@ pub(crate) fn timespec(ms: i64) -> libc::timespec {
     }
 }
 
-/// poll over (descriptor, wanted events): the result, and the events found.
+/// poll of (descriptor, wanted events): the result, and the events found.
 pub(crate) fn poll(wanted: &[(Fd, i16)], timeout_ms: c_int) -> (Ret, Vec<i16>) {
     let mut list = poll_list(wanted);
     // SAFETY: the list outlives the call.
@@ -704,7 +706,7 @@ pub(crate) fn poll(wanted: &[(Fd, i16)], timeout_ms: c_int) -> (Ret, Vec<i16>) {
     (result, list.iter().map(|entry| entry.revents).collect())
 }
 
-/// As [`poll`], by ppoll.
+/// Like [`poll`], by ppoll.
 pub(crate) fn ppoll(wanted: &[(Fd, i16)], timeout_ms: i64) -> (Ret, Vec<i16>) {
     let mut list = poll_list(wanted);
     let time = timespec(timeout_ms);
@@ -751,7 +753,7 @@ pub(crate) fn epoll_wait(epoll: Fd, max: usize, timeout_ms: c_int) -> (Ret, Vec<
     epoll_wait_in(epoll, &mut events, timeout_ms)
 }
 
-/// As [`epoll_wait`], with an array of the caller's.
+/// Like [`epoll_wait`], with the caller's array.
 pub(crate) fn epoll_wait_in(
     epoll: Fd,
     events: &mut [libc::epoll_event],
@@ -763,7 +765,7 @@ pub(crate) fn epoll_wait_in(
     (result, sorted(events, result))
 }
 
-/// epoll_pwait with a signal mask, or epoll_pwait2 with its finer time-out when `ns` is given.
+/// epoll_pwait with a signal mask, or epoll_pwait2 with its finer time-out if `ns` is given.
 pub(crate) fn epoll_pwait(
     epoll: Fd,
     timeout_ms: c_int,
@@ -823,26 +825,26 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// read as a program built with _FORTIFY_SOURCE calls it.
+/// read, as a program built with _FORTIFY_SOURCE calls it.
 pub(crate) fn read_chk(fd: Fd, bytes: &mut [u8]) -> Ret {
     // SAFETY: the pointer, length and room are those of one live, exclusive slice.
     size(unsafe { __read_chk(fd, bytes.as_mut_ptr().cast(), bytes.len(), bytes.len()) })
 }
 
-/// recv as a program built with _FORTIFY_SOURCE calls it.
+/// recv, as a program built with _FORTIFY_SOURCE calls it.
 pub(crate) fn recv_chk(fd: Fd, bytes: &mut [u8]) -> Ret {
     // SAFETY: the pointer, length and room are those of one live, exclusive slice.
     size(unsafe { __recv_chk(fd, bytes.as_mut_ptr().cast(), bytes.len(), bytes.len(), 0) })
 }
 
-/// recvfrom as a program built with _FORTIFY_SOURCE calls it.
+/// recvfrom, as a program built with _FORTIFY_SOURCE calls it.
 pub(crate) fn recvfrom_chk(fd: Fd, bytes: &mut [u8]) -> Ret {
     let (bytes, len) = (bytes.as_mut_ptr().cast(), bytes.len());
     // SAFETY: the pointer, length and room are those of one live, exclusive slice; no address.
     size(unsafe { __recvfrom_chk(fd, bytes, len, len, 0, ptr::null_mut(), ptr::null_mut()) })
 }
 
-/// poll as a program built with _FORTIFY_SOURCE calls it.
+/// poll, as a program built with _FORTIFY_SOURCE calls it.
 pub(crate) fn poll_chk(wanted: &[(Fd, i16)], timeout_ms: c_int) -> (Ret, Vec<i16>) {
     let mut list = poll_list(wanted);
     let room = mem::size_of_val(list.as_slice());
@@ -858,22 +860,22 @@ pub(crate) fn poll_chk(wanted: &[(Fd, i16)], timeout_ms: c_int) -> (Ret, Vec<i16
     (result, list.iter().map(|entry| entry.revents).collect())
 }
 
-/// A system call by number, through libc's `syscall()`, on a buffer.
+/// A system call by its number, through libc's `syscall()`, with a buffer.
 pub(crate) fn raw(number: libc::c_long, fd: Fd, bytes: *mut u8, len: usize) -> Ret {
     // SAFETY: only calls that take a descriptor, a buffer and its length, and ignore the rest or
     // take zeroes (flags, no address), are made; the callers pass live buffers.
     ret(unsafe { libc::syscall(number, fd, bytes, len, 0, 0, 0) })
 }
 
-/// The name of a C string literal's bytes, for calls that take one.
+/// The pointer to a C string literal, for calls that take a string.
 pub(crate) fn text(bytes: &CStr) -> *const libc::c_char {
     bytes.as_ptr()
 }
 
-/// A system call that no library can stand in front of.
+/// A system call that no library can intercept.
 ///
 /// # Safety
-/// As the system call.
+/// The requirements of the system call.
 pub(crate) unsafe fn past_libc(number: libc::c_long, arguments: [usize; 6]) -> Ret {
     let [a, b, c, d, e, f] = arguments;
     let result: isize;
@@ -905,7 +907,7 @@ pub(crate) unsafe fn past_libc(number: libc::c_long, arguments: [usize; 6]) -> R
     })
 }
 
-/// One descriptor's events, by a `ppoll` that no library can stand in front of.
+/// The events of one descriptor, by a `ppoll` that no library can intercept.
 pub(crate) fn poll_past_libc(fd: Fd, events: i16, timeout_ms: i64) -> i16 {
     let mut one = libc::pollfd {
         fd,
@@ -919,7 +921,7 @@ pub(crate) fn poll_past_libc(fd: Fd, events: i16, timeout_ms: i64) -> i16 {
     one.revents
 }
 
-/// The result of an `epoll_pwait` that no library can stand in front of: (data, events).
+/// The result of an `epoll_pwait` that no library can intercept: (data, events).
 pub(crate) fn epoll_wait_past_libc(epoll: Fd, timeout_ms: i64) -> Vec<(u64, u32)> {
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
     let (at, count) = (events.as_mut_ptr() as usize, events.len());
