@@ -1,9 +1,8 @@
-//! Random conversations: a seed decides the calls of both roles one by one, and both roles follow
-//! one script.
+//! Random conversations. A seed decides each call of both roles, so both roles follow one script.
 //!
-//! One role acts at a time. It then tells the other how much it sent, received and closed, and the
-//! other waits until that has arrived. So on the kernel a seed always gives one transcript. Every
-//! result of a call is a line of the transcript.
+//! One role acts at a time. Then it tells the other role how much it has sent, received and closed.
+//! The other role waits until all of that has arrived. So on the kernel a seed always gives one
+//! transcript. Every result of a call is a line of the transcript.
 
 mod draw;
 mod player;
@@ -17,11 +16,11 @@ use draw::{Draw, Mix};
 use player::Player;
 use together::Over;
 
-/// Calls in one conversation, unless it ends before.
+/// The number of calls in one conversation, unless the conversation ends earlier.
 const TURNS: usize = 120;
-/// Calls of whoever is left alone.
+/// The number of calls after the other role has left.
 const TURNS_ALONE: usize = 10;
-/// Longer than anything takes to arrive whose arrival cannot be seen.
+/// A time that is long enough for arrivals that no call can observe.
 const SETTLED: std::time::Duration = std::time::Duration::from_millis(5);
 
 /// Plays the conversation that follows from `seed`.
@@ -34,7 +33,7 @@ pub(crate) fn play(pair: &Pair, seed: u64) {
     for turn in 0..TURNS {
         let draw = Draw::new(&mut script);
         match together::turn(&mut player, turn, mix.pick(draw.call), &draw) {
-            // The other role has seen it.
+            // The other role has seen the result of this turn.
             Over::Neither => pair.step(),
             Over::Ours => return,
             Over::Theirs => return alone(&mut player, turn, &mix, &mut script),
@@ -42,7 +41,7 @@ pub(crate) fn play(pair: &Pair, seed: u64) {
     }
 }
 
-/// The other role is gone.
+/// Plays the turns after the other role has left.
 fn alone(player: &mut Player, turn: usize, mix: &Mix, script: &mut Random) {
     for turn in turn + 1..=turn + TURNS_ALONE {
         let draw = Draw::new(script);
@@ -51,7 +50,7 @@ fn alone(player: &mut Player, turn: usize, mix: &Mix, script: &mut Random) {
         if did.closed {
             return;
         }
-        // A reset answers what was sent to nobody.
+        // A reset may answer bytes that were sent to an end that is gone.
         std::thread::sleep(SETTLED);
     }
 }

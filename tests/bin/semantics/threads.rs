@@ -1,4 +1,4 @@
-//! Several threads on one socket.
+//! Several threads that use one socket.
 
 use std::thread;
 use std::time::Duration;
@@ -39,7 +39,8 @@ pub(crate) const CASES: &[Case] = &[
     }),
 ];
 
-/// Another thread waits for more bytes than there are, until fewer are enough.
+/// Another thread waits for more bytes than are there. The wait ends when the low-water mark is
+/// lowered.
 fn fewer_bytes(pair: &Pair) {
     if pair.server() {
         pair.step();
@@ -59,7 +60,8 @@ fn fewer_bytes(pair: &Pair) {
     pair.step();
 }
 
-/// A thread closes the connection in a table of its own; it stays open in the others'.
+/// A thread closes the connection in its own descriptor table. The connection stays open in the
+/// table of the other threads.
 fn closed_elsewhere(pair: &Pair, close: fn(sys::Fd)) {
     const BYTES: usize = 100_000;
     let fd = pair.fd;
@@ -107,7 +109,7 @@ fn two_writers(pair: &Pair) {
         thread::scope(|scope| {
             for letter in *b"ab" {
                 scope.spawn(move || {
-                    // One send call per message: a stream socket does not tear small ones apart.
+                    // Each message is one send call: a stream socket does not split small messages.
                     (0..MESSAGES)
                         .for_each(|_| assert_eq!(sys::send(fd, &[letter; 100], 0).value(), 100));
                 });
@@ -186,7 +188,7 @@ fn close_under_recv(pair: &Pair) {
         });
         pair.say("close", sys::close(fd));
         pair.step();
-        // The sleeping call still holds the socket: it gets the data, and only then is it over.
+        // The sleeping call still holds the socket. It gets the data, and then it returns.
         let (result, text) = reader.result();
         pair.say("recv", format!("{result} {text}"));
         pair.step();

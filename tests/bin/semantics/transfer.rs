@@ -1,4 +1,4 @@
-//! Bytes across: every call that sends against every call that receives.
+//! Transfer of bytes: every call that sends, with every call that receives.
 
 use std::time::{Duration, Instant};
 
@@ -111,7 +111,7 @@ fn large(pair: &Pair) {
         if pair.server() == (round % 2 == 0) {
             let mut sent = 0;
             while sent < LEN {
-                // An even length for the call that sends two messages.
+                // The call that sends two messages needs an even length.
                 let result = sender(pair.fd, &bytes[sent..]);
                 sent += usize::try_from(result.value()).expect("not negative");
             }
@@ -153,12 +153,13 @@ fn both_directions(pair: &Pair) {
     pair.say("received", received);
 }
 
-/// The kernel lets some segments of up to 64 KB go before it holds back.
+/// A rate limit for sending. The kernel sends some segments of up to 64 KB before it starts to
+/// pace.
 fn paced(pair: &Pair) {
-    /// In a second.
+    /// Bytes per second.
     const BYTES: u32 = 4_000_000;
     const LEN: usize = 2_000_000;
-    // Each is answered, so a ring takes it.
+    // The client answers each piece, so a ring accepts the connection.
     const PIECE: usize = 10_000;
     const LEAST: Duration = Duration::from_millis(200);
     let bytes = sample(LEN);
@@ -185,7 +186,7 @@ fn paced(pair: &Pair) {
     pair.step();
 }
 
-/// The kernel drops what the filter does not want, and its sender sends it again.
+/// A socket filter drops packets in the kernel, and the sender sends them again.
 fn filtered(pair: &Pair) {
     let fd = pair.fd;
     if pair.server() {
@@ -223,10 +224,10 @@ fn filtered(pair: &Pair) {
     pair.step();
 }
 
-/// `BPF_RET | BPF_K` (include/uapi/linux/bpf_common.h): so many bytes of the packet are wanted.
+/// `BPF_RET | BPF_K` (include/uapi/linux/bpf_common.h): keep this many bytes of the packet.
 const RETURN: u16 = 0x06;
 
-/// More than the largest ring; less than the kernel takes on loopback.
+/// More than the largest ring holds, and less than the kernel holds on loopback.
 const UNREAD_BYTES: usize = 600_000;
 
 fn write_first(pair: &Pair) {
@@ -240,7 +241,7 @@ fn write_first(pair: &Pair) {
     }
 }
 
-/// In pieces, waiting for room by poll as an event loop does.
+/// Sends in pieces and waits for buffer space by poll, as an event loop does.
 fn write_first_nonblocking(pair: &Pair) {
     sys::set_nonblocking(pair.fd, true);
     let bytes = sample(UNREAD_BYTES);
@@ -307,7 +308,7 @@ fn empty(pair: &Pair) {
         pair.say("send of nothing", sys::send(fd, &[], libc::MSG_NOSIGNAL));
         pair.step();
     } else {
-        // Waits until the end is there, and is not told it.
+        // A receive of no bytes waits until the stream ends. Its result does not show the end.
         pair.say("recv waits", sys::recv(fd, &mut [], 0));
         asked_for_nothing(pair, "at the end");
         pair.say("recv", sys::recv(fd, &mut [0; 8], 0));
@@ -315,7 +316,7 @@ fn empty(pair: &Pair) {
     }
 }
 
-/// Every call that receives, asked for no bytes and not to wait.
+/// Every call that receives, with no room for bytes and without waiting.
 fn asked_for_nothing(pair: &Pair, when: &str) {
     let fd = pair.fd;
     for (name, flags) in [
@@ -340,7 +341,7 @@ fn asked_for_nothing(pair: &Pair, when: &str) {
 
 fn bad_pointers(pair: &Pair) {
     let fd = pair.fd;
-    // An address that no process maps.
+    // An address that is not mapped in any process.
     let nowhere = std::ptr::without_provenance_mut::<u8>(8);
     if pair.server() {
         pair.say(
@@ -366,7 +367,7 @@ fn bad_pointers(pair: &Pair) {
 fn destination(pair: &Pair) {
     let (address, len) = sys::spelled(sys::loopback(pair.family, 9));
     if pair.server() {
-        // SAFETY: the text and the address are live and as long as said.
+        // SAFETY: the text and the address are live and as long as the call says.
         let result = sys::ret(unsafe {
             libc::sendto(
                 pair.fd,

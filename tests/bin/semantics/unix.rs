@@ -1,4 +1,4 @@
-//! Unix stream sockets: what they do that TCP does not.
+//! Unix stream sockets: their features that TCP sockets do not have.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
@@ -53,7 +53,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-/// Sends `bytes` with a control message of the socket's level.
+/// Sends `bytes` with a control message of level `SOL_SOCKET`.
 fn send_with(fd: Fd, bytes: &[u8], kind: c_int, data: &[u8]) -> sys::Ret {
     let mut control = [0u64; 16];
     let mut part = libc::iovec {
@@ -77,7 +77,7 @@ fn send_with(fd: Fd, bytes: &[u8], kind: c_int, data: &[u8]) -> sys::Ret {
     }
 }
 
-/// Sends `bytes` with the reading end of a pipe that says `word`.
+/// Sends `bytes` with the reading end of a pipe that contains `word`.
 pub(crate) fn send_pipe(fd: Fd, bytes: &[u8], word: &[u8]) -> sys::Ret {
     let (reading, writing) = std::io::pipe().expect("a pipe");
     assert_eq!(sys::write(writing.as_raw_fd(), word).len(), word.len());
@@ -85,7 +85,7 @@ pub(crate) fn send_pipe(fd: Fd, bytes: &[u8], word: &[u8]) -> sys::Ret {
     send_with(fd, bytes, libc::SCM_RIGHTS, &data)
 }
 
-/// A receive with room for control messages: its result, its bytes, and what came with them.
+/// A receive with room for control messages: its result, its bytes, and the control messages.
 pub(crate) fn receive_with(fd: Fd, len: usize, flags: c_int) -> String {
     let mut bytes = vec![0u8; len];
     let mut control = [0u64; 16];
@@ -93,7 +93,7 @@ pub(crate) fn receive_with(fd: Fd, len: usize, flags: c_int) -> String {
         iov_base: bytes.as_mut_ptr().cast(),
         iov_len: len,
     };
-    // SAFETY: zeroes are a valid message; everything that it names outlives the calls.
+    // SAFETY: zeroes are a valid message; all buffers that the message names outlive the calls.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &mut part;
@@ -112,7 +112,8 @@ pub(crate) fn receive_with(fd: Fd, len: usize, flags: c_int) -> String {
     }
 }
 
-/// A control message; a descriptor is read and closed.
+/// A control message as text. If the message brings a descriptor, reads from the descriptor and
+/// closes it.
 unsafe fn in_words(header: &libc::cmsghdr, data: *const c_void) -> String {
     match header.cmsg_type {
         libc::SCM_RIGHTS => {
@@ -203,7 +204,7 @@ fn on_exec(pair: &Pair) {
     }
 }
 
-/// A look ends behind the bytes that brought descriptors, as a receive does.
+/// A peek ends behind the bytes that brought descriptors, like a receive.
 fn looked_at(pair: &Pair) {
     if pair.server() {
         send_all(pair.fd, b"before ");
@@ -313,10 +314,10 @@ fn peer_user(pair: &Pair) {
     pair.say("user", peer[1]);
 }
 
-/// The source that a receive tells: the length of its name, and the port in it.
+/// The source that a receive reports: the length of its name, and the port in the name.
 fn source_of(fd: Fd, by_message: bool) -> String {
     let mut bytes = [0u8; 4];
-    // SAFETY: zeroes are valid; everything that is named outlives the calls.
+    // SAFETY: zeroes are valid; all buffers that are named outlive the calls.
     unsafe {
         let mut address: libc::sockaddr_un = std::mem::zeroed();
         let mut len = size_of_val(&address) as libc::socklen_t;
@@ -397,7 +398,7 @@ fn queue(pair: &Pair) {
         let result = sys::ret(unsafe { libc::ioctl(pair.fd, libc::TIOCOUTQ, &mut count) });
         format!("{result}, some: {}", count > 0)
     };
-    // The client has read the last answer of the warm-up.
+    // After this step the client has read the last answer of the warm-up.
     pair.step();
     if pair.server() {
         pair.say("nothing sent", queued());
@@ -413,7 +414,7 @@ fn queue(pair: &Pair) {
     pair.step();
 }
 
-/// The server sends, leaves what the client sent unread, and closes.
+/// The server sends bytes, does not read the client's bytes, and closes.
 fn leaves_unread(pair: &Pair) -> bool {
     if pair.server() {
         send_all(pair.fd, b"tail");
@@ -462,7 +463,7 @@ fn unread_polled(pair: &Pair) {
     pair.step();
 }
 
-/// An option has brought the connection back to the kernel, behind what the server has sent.
+/// An option has moved the connection back to the kernel. The server's bytes were sent before that.
 fn unread_and_sent(pair: &Pair) {
     if pair.server() {
         send_all(pair.fd, b"tail");
@@ -624,7 +625,7 @@ fn given_up(pair: &Pair) {
     pair.step();
 }
 
-/// To a TCP socket the pipe's flag means nothing.
+/// For a TCP socket the pipe's `O_NONBLOCK` flag has no effect.
 fn splice_to_pipe(pair: &Pair) {
     if pair.server() {
         let (_, writer) = sys::pipe();

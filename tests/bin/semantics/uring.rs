@@ -1,4 +1,4 @@
-//! Requests of io_uring, made by `syscall(2)` or by liburing, on connections that other calls have
+//! io_uring requests, made by `syscall(2)` or by liburing, on connections that other calls have
 //! used before.
 
 use std::ptr;
@@ -43,7 +43,7 @@ const GETEVENTS: usize = 1;
 const SQ_WAKEUP: usize = 2;
 const REGISTER_FILES: usize = 2;
 
-/// A ring of eight requests (include/uapi/linux/io_uring.h).
+/// An io_uring instance with eight entries (include/uapi/linux/io_uring.h).
 struct Requests {
     fd: Fd,
     parameters: [u32; 30],
@@ -57,7 +57,7 @@ impl Requests {
         parameters[2] = flags;
         let map = |fd: Fd, len: usize, offset| {
             let (protection, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-            // SAFETY: a new mapping of our own ring.
+            // SAFETY: a new mapping of our own io_uring instance.
             let base = unsafe { libc::mmap(ptr::null_mut(), len, protection, shared, fd, offset) };
             assert_ne!(base, libc::MAP_FAILED, "a ring can be mapped");
             base.cast::<u8>()
@@ -89,11 +89,11 @@ impl Requests {
 
     fn enter(&self, wanted: usize, complete: usize, flags: usize) -> Ret {
         let number = libc::SYS_io_uring_enter;
-        // SAFETY: no memory beside the ring's is involved.
+        // SAFETY: the call uses no memory except the instance's own.
         sys::ret(unsafe { libc::syscall(number, self.fd, wanted, complete, flags, 0, 0) })
     }
 
-    /// Hands one request over, with its `flags`, descriptor, offset, address, length and poll mask.
+    /// Submits one request with its `flags`, descriptor, offset, address, length and poll mask.
     fn submit(&self, operation: (u8, u8), fd: Fd, offset: u64, at: u64, len: u32, mask: u32) {
         let tail = self.word(11, 0).load(Ordering::Relaxed);
         let place = tail % self.parameters[0];
@@ -134,7 +134,7 @@ impl Requests {
     }
 }
 
-/// Both ends go on with the usual calls after what the ring has done.
+/// Both ends continue with the usual calls after the io_uring requests.
 fn goes_on(pair: &Pair) {
     let mut bytes = [0; 6];
     if pair.server() {
@@ -187,14 +187,14 @@ fn polled(pair: &Pair) {
     goes_on(pair);
 }
 
-/// The server sends once the client has asked for events.
+/// The server sends after the client has asked for events.
 fn send_when_watched(pair: &Pair) {
     pair.step();
     send_all(pair.fd, b"something");
     pair.step();
 }
 
-/// The client takes the server's bytes.
+/// The client receives the server's bytes.
 fn take_what_came(pair: &Pair) {
     let mut bytes = [0; 9];
     receive_all(pair.fd, &mut bytes);
@@ -272,7 +272,7 @@ fn closed(pair: &Pair) {
         ring.submit((CLOSE, 0), pair.fd, 0, 0, 0, 0);
         pair.say("result", ring.result());
         pair.step();
-        // The number is another file's now.
+        // The number now stands for another file.
         let (read, write) = sys::pipe();
         pair.say("reused", [read, write].contains(&pair.fd));
         sys::write(write, b"piped").value();
@@ -281,17 +281,18 @@ fn closed(pair: &Pair) {
     }
 }
 
-/// A ring that liburing has made: `struct io_uring`, and what can come after it in later versions.
+/// An io_uring instance that liburing has made: `struct io_uring`, with room for fields that later
+/// versions may add.
 #[repr(C)]
 struct Liburing([usize; 64]);
 
 impl Liburing {
-    /// Calls liburing's function `name`, as a program would that is linked with it.
+    /// Calls liburing's function `name`, like a program that is linked with liburing.
     fn call(name: &std::ffi::CStr, arguments: [usize; 5]) -> isize {
         type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> isize;
         const FILE: &std::ffi::CStr = c"liburing.so.2";
         let [a, b, c, d, e] = arguments;
-        // SAFETY: strings end in NUL; the function is one of liburing's, with its arguments.
+        // SAFETY: strings end in NUL; the function belongs to liburing and gets its arguments.
         unsafe {
             let library = libc::dlopen(FILE.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL);
             assert!(!library.is_null(), "scripts/deps.sh installs liburing2");
@@ -317,10 +318,10 @@ impl Liburing {
         (&raw const *self) as usize
     }
 
-    /// Hands one request over.
+    /// Submits one request.
     fn submit(&self, opcode: u8, fd: Fd, at: u64, len: u32, mask: u32) {
         let entry = Liburing::call(c"io_uring_get_sqe", [self.at(), 0, 0, 0, 0]) as *mut u8;
-        // SAFETY: an entry of the ring, which is ours until it is handed over.
+        // SAFETY: an entry of the ring, which is ours until it is submitted.
         unsafe {
             entry.write_bytes(0, 64);
             entry.write(opcode);
@@ -339,7 +340,7 @@ impl Liburing {
         let place = (&raw mut entry) as usize;
         let found = Liburing::call(c"__io_uring_get_cqe", [self.at(), place, 0, 1, 0]);
         assert_eq!(found as i32, 0, "a request completes");
-        // SAFETY: the completion that was found; its result stands behind eight bytes.
+        // SAFETY: the completion that was found; its result follows after eight bytes.
         unsafe { entry.add(2).read() }
     }
 }

@@ -1,4 +1,4 @@
-//! Several processes asleep on one connection.
+//! Several processes that sleep on one connection.
 
 use crate::Case;
 use crate::role::{Pair, await_events, receive_all, sample, send_all};
@@ -22,7 +22,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-/// How a process sleeps until there is something to read.
+/// The way in which a process sleeps until bytes arrive.
 type Sleep = fn(Fd);
 
 fn in_receive(_: Fd) {}
@@ -39,11 +39,13 @@ fn in_epoll(fd: Fd) {
     sys::close(epoll).value();
 }
 
-/// Time for a process to fall asleep. Too little of it costs the test its point, not its result.
+/// Time for a process to fall asleep. If the time is too short, the test still passes, but tests
+/// nothing.
 const ASLEEP: std::time::Duration = std::time::Duration::from_millis(10);
 
-/// Each round two processes sleep. In every other one a message wakes one of them, which reads
-/// nothing more until a second message has woken the other; in the rest both messages come at once.
+/// Two processes sleep in each round. In every other round a message wakes one of them, which reads
+/// nothing more until a second message has woken the other. In the other rounds both messages come
+/// together.
 fn both_sleep(pair: &Pair) {
     const WAYS: [[Sleep; 2]; 5] = [
         [in_receive, in_receive],
@@ -70,7 +72,7 @@ fn both_sleep(pair: &Pair) {
     }
     for ways in WAYS {
         let done = sys::pipe();
-        // To each its own: whoever is quick does not take the other's turn.
+        // Each child has its own pipe, so that a fast child does not take the other child's turn.
         let gos = [(); 2].map(|()| sys::pipe());
         let children = [0, 1].map(|which| {
             let (sleep, go) = (ways[which], gos[which]);
@@ -102,8 +104,8 @@ fn both_sleep(pair: &Pair) {
     pair.step();
 }
 
-/// As the rounds with both messages at once; the parent sleeps on an epoll instance that had the
-/// connection before there was a child.
+/// Like the rounds in which both messages come together. The parent sleeps on an epoll instance
+/// that had the connection as a member before the child was forked.
 fn epoll_beside_child(pair: &Pair) {
     const TIME_LIMIT_MS: i32 = 20_000;
     const ROUNDS: usize = 20;

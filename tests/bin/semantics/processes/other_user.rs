@@ -1,4 +1,4 @@
-//! A child that has become another user, and writes over all that it shares with its parent.
+//! A child that runs as another user and overwrites all memory that it shares with its parent.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -8,7 +8,7 @@ use super::in_child;
 use crate::role::Pair;
 use crate::sys;
 
-/// Where the tables of fork families are mapped in this process; nowhere without Toehold.
+/// The addresses where tables of fork families are mapped in this process; empty without Toehold.
 fn tables() -> Vec<(usize, usize)> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let tables = maps.lines().filter(|line| line.contains("toehold-table"));
@@ -20,9 +20,9 @@ fn tables() -> Vec<(usize, usize)> {
     ranges.collect()
 }
 
-/// Writes over the first pages of each, for ever.
+/// Overwrites the first pages of each table in an endless loop.
 fn scribble() {
-    /// The header and the first entries: more than this family uses.
+    /// The header and the first entries. This family uses fewer entries.
     const BYTES: usize = 64 << 10;
     let mut random = Random::new(1);
     let tables = tables();
@@ -31,10 +31,10 @@ fn scribble() {
             let bits = random.bits();
             let words = BYTES.min(to - from) / 4;
             let at = from + (bits as u32 as usize % words) * 4;
-            // Small numbers pass more checks.
+            // Small numbers pass more of the checks.
             let value = (bits >> 32) as u32 >> (bits % 32);
-            // SAFETY: inside a mapping of this process that is shared and writable, and that others
-            // use as atomics.
+            // SAFETY: inside a mapping of this process that is shared and writable, and that other
+            // processes use as atomics.
             unsafe { &*(at as *const AtomicU32) }.store(value, Ordering::Relaxed);
         }
         if tables.is_empty() {
@@ -45,18 +45,18 @@ fn scribble() {
 
 pub(super) fn scribbled_over(pair: &Pair) {
     const CALLS: usize = 500;
-    /// A user that every system has, and that owns nothing.
+    /// A user that exists on every system and owns no files.
     const NOBODY: libc::uid_t = 65_534;
     let child = pair.server().then(|| {
         in_child(|| {
-            // SAFETY: plain system call. A process that is not root stays who it is.
+            // SAFETY: plain system call. A process that is not root keeps its user.
             unsafe { libc::setuid(NOBODY) };
             scribble();
             true
         })
     });
-    // The scribbler decides the fate of this connection: it holds the socket, too. Every call has
-    // to return, and neither program may end by it.
+    // This child holds the socket, too, so it may break this connection. But every call must
+    // return, and neither program may end because of it.
     let mut bytes = [7; 5000];
     for call in 0..CALLS {
         let len = 1 + call * 37 % bytes.len();
