@@ -1,12 +1,12 @@
-//! Several descriptors of one instance.
+//! Several descriptors of one epoll instance.
 
 use super::{ADD, DEL, ET, IN, MOD, arrival, now, parts};
 use crate::role::{Pair, Role, receive_all, send_all};
 use crate::sleeper::Sleeper;
 use crate::sys;
 
-/// The instance lives on in its duplicate: registrations made by the first number are changed by
-/// the second, and other instances and polls know the second alone.
+/// The instance lives on under its duplicate. The duplicate changes registrations that were made
+/// through the first number. Other instances and polls use only the duplicate.
 pub(super) fn outlives(pair: &Pair) {
     let first = sys::epoll_create();
     sys::epoll_ctl(first, ADD, pair.fd, IN, 1).value();
@@ -36,7 +36,8 @@ pub(super) fn outlives(pair: &Pair) {
         pair.say("news", arrival(second));
         receive_all(pair.fd, &mut [0; 3]);
     });
-    // Another file has the first number now, and the connection is taken out and put back.
+    // Another file has the first number now. The connection is taken out of the instance and put
+    // back.
     let other = sys::epoll_create();
     pair.say("the first number", other == first);
     sys::epoll_ctl(other, ADD, pair.fd, IN, 3).value();
@@ -58,8 +59,8 @@ pub(super) fn outlives(pair: &Pair) {
     sys::close(third).value();
 }
 
-/// As above, for registrations from before the traffic; another instance has the first number by
-/// then.
+/// Like [`outlives`], with registrations that were made before any traffic. By then another
+/// instance has the first number.
 pub(super) fn outlives_from_before(role: &Role) {
     let fd = role.meet();
     let first = sys::epoll_create();
@@ -87,7 +88,7 @@ pub(super) fn outlives_from_before(role: &Role) {
     });
 }
 
-/// A thread sleeps in the number that is not closed, and another changes the registration.
+/// A thread waits through the number that stays open, and another thread changes the registration.
 pub(super) fn sleeper(pair: &Pair) {
     if pair.server() {
         send_all(pair.fd, b"!");

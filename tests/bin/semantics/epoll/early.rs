@@ -1,4 +1,5 @@
-//! Registrations and waits from before a connection has a channel, or is one.
+//! Registrations and waits that began before a connection had a channel, or before it was
+//! connected.
 
 use super::{ADD, ET, IN, MOD, OUT, now, seen};
 use crate::role::{Role, fill, receive_all, send_all};
@@ -44,7 +45,7 @@ pub(super) fn before_traffic(role: &Role) {
     sys::epoll_ctl(level, ADD, fd, IN, 1).value();
     sys::epoll_ctl(edge, ADD, fd, IN | OUT | ET, 2).value();
     role.warm(fd);
-    // The warm-up itself was a stream of edges; one look takes them.
+    // The warm-up caused many edges; one call consumes them.
     now(edge);
     role.step();
     if role.server() {
@@ -64,11 +65,11 @@ pub(super) fn before_traffic(role: &Role) {
     }
 }
 
-/// A writer that waits for room in the kernel's buffer takes its channel meanwhile: the room it
-/// waits for is the kernel's still.
+/// A writer waits for space in the kernel's send buffer. Meanwhile its connection gets a channel.
+/// The writer still waits for the kernel's buffer.
 pub(super) fn room(role: &Role) {
-    /// The last of them asks for a channel, and the next would take it: the writer is to be the
-    /// first who has it.
+    /// The last of these reads asks for a channel, and the next read would take it. The writer must
+    /// be the first end that has the channel.
     const READS: usize = 24;
     let fd = role.meet();
     if role.server() {
@@ -77,7 +78,7 @@ pub(super) fn room(role: &Role) {
         sys::epoll_ctl(epoll, ADD, fd, IN, 7).value();
         role.tell(u32::try_from(fill(fd)).expect("below 4 GB"));
         sys::epoll_ctl(epoll, MOD, fd, IN | OUT, 7).value();
-        // The peer has read often enough to have asked for a channel.
+        // By now the peer has read often enough to have asked for a channel.
         role.step();
         for _ in 0..100 {
             assert!(sys::recv(fd, &mut [0; 1], 0).is(libc::EAGAIN));
@@ -85,7 +86,8 @@ pub(super) fn room(role: &Role) {
         }
         role.step();
         role.say("room returns", seen(&sys::epoll_wait(epoll, 16, -1)));
-        // A program that asks anew, too, while its direction is where it was.
+        // The program registers its interest anew, while its bytes are still in the kernel's
+        // buffer.
         role.tell(u32::try_from(fill(fd)).expect("below 4 GB"));
         sys::epoll_ctl(epoll, MOD, fd, IN, 7).value();
         sys::epoll_ctl(epoll, MOD, fd, IN | OUT, 8).value();
@@ -108,8 +110,8 @@ pub(super) fn room(role: &Role) {
     }
 }
 
-/// A thread that waits since before the connection was busy, with an interest that the traffic does
-/// not touch.
+/// A thread has waited since before the traffic began. Its registration asks for an event that the
+/// traffic does not cause.
 pub(super) fn waiter(role: &Role) {
     let fd = role.meet();
     let epoll = sys::epoll_create();
@@ -123,7 +125,7 @@ pub(super) fn waiter(role: &Role) {
     role.step();
 }
 
-/// As [`waiter`], with a thread that waits from outside the instance.
+/// Like [`waiter`], but the thread polls the instance from outside.
 pub(super) fn poller(role: &Role) {
     const TIME_LIMIT_MS: i32 = 5000;
     let fd = role.meet();

@@ -1,4 +1,4 @@
-//! Events of a connection's end.
+//! Events at the end of a connection.
 
 use super::{ET, IN, now, seen, watching};
 use crate::role::{Pair, await_events, receive_all, send_all};

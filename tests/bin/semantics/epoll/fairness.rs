@@ -1,4 +1,4 @@
-//! Small arrays of events, and the order of news.
+//! Small event arrays, and the order of events.
 
 use super::{ADD, IN, seen};
 use crate::role::{Role, receive_all, send_all};
@@ -29,7 +29,7 @@ pub(super) fn starvation(role: &Role) {
     }
 }
 
-/// Members of other kinds have their turn however full connections keep the arrays.
+/// Members of other types are reported in turn, even if ready connections could fill every array.
 pub(super) fn turns(role: &Role) {
     const CONNECTIONS: usize = 3;
     const ORDINARY: usize = 2;
@@ -56,8 +56,8 @@ pub(super) fn turns(role: &Role) {
     role.step();
 }
 
-/// Instances inside have their turn beside connections and other members, and beside each other,
-/// whose arrays are full or not.
+/// Nested instances are reported in turn beside connections and other members, and beside each
+/// other, in full arrays and in arrays with free places.
 pub(super) fn turns_of_nested(role: &Role) {
     const CONNECTIONS: usize = 4;
     let connections: [sys::Fd; CONNECTIONS] = role.meet_several();
@@ -94,17 +94,18 @@ pub(super) fn turns_of_nested(role: &Role) {
     role.step();
 }
 
-/// Registers `members`, each with its place among them as data.
+/// Registers `members`; the data of each member is its index.
 fn watch_all(epoll: sys::Fd, members: &[(sys::Fd, i32)]) {
     for (number, (fd, events)) in members.iter().enumerate() {
         sys::epoll_ctl(epoll, ADD, *fd, *events, number as u64).value();
     }
 }
 
-/// Says which of `count` members, all of them ready, are not told of by calls with so many
-/// `places`, and whether one was told of twice in one call.
+/// All of `count` members are ready. Prints the members that are not reported by calls with an
+/// array of `places` events, and whether each call reported each member at most once.
 fn say_untold(role: &Role, epoll: sys::Fd, count: usize, places: usize) {
-    /// The kernel needs one for each member. More than a thread makes in a few milliseconds.
+    /// The kernel needs one call for each member. This is more than a thread makes in a few
+    /// milliseconds.
     const CALLS: usize = 200_000;
     for look in [-1, 0] {
         let mut missing: std::collections::BTreeSet<u64> = (0..count as u64).collect();
@@ -122,7 +123,7 @@ fn say_untold(role: &Role, epoll: sys::Fd, count: usize, places: usize) {
     }
 }
 
-/// Of three connections the second has seen enough traffic to be accelerated; the others are new.
+/// The second of three connections has had enough traffic to be accelerated; the others are new.
 pub(super) fn order(role: &Role) {
     let listener = role.server().then(|| role.listen(0));
     let port = if role.server() { 0 } else { role.hear_port() };
@@ -161,8 +162,8 @@ pub(super) fn order(role: &Role) {
             connections.iter().for_each(|fd| role.arrived(*fd, 4));
             let (result, events) = sys::epoll_wait(epoll, 16, -1);
             let numbers: Vec<u64> = events.iter().map(|event| event.0).collect();
-            // Where the accelerated one was last. Elsewhere rings and kernel are two queues, and
-            // their members come in another order.
+            // The order is fixed if the accelerated connection was last. Otherwise rings and kernel
+            // are two queues, and their members come in another order.
             if turn[2] == 1 {
                 role.say("in order", format!("{result} {numbers:?}"));
             } else {

@@ -1,4 +1,5 @@
-//! Level and edge triggering, one-shot, exclusive: how often an event is told.
+//! Level-triggered, edge-triggered, one-shot and exclusive registrations: how often each reports an
+//! event.
 
 use super::{ADD, ET, IN, MOD, OUT, arrival, now, parts, seen, watching};
 use crate::role::{Pair, Role, await_events, fill, receive_all, send_all};
@@ -113,8 +114,8 @@ pub(super) fn oneshot(pair: &Pair) {
     });
 }
 
-/// A worker that was told of a connection keeps it to itself until it arms it again, however busy
-/// it makes it meanwhile.
+/// A worker that was told of a connection has the connection to itself until it arms the
+/// registration again, however much traffic the connection has meanwhile.
 pub(super) fn oneshot_moves(role: &Role) {
     const ONE: i32 = libc::EPOLLONESHOT;
     let epolls = [0; 3].map(|_| sys::epoll_create());
@@ -126,7 +127,7 @@ pub(super) fn oneshot_moves(role: &Role) {
             role.arrived(fd, bytes.len());
         }
     };
-    // One registers before there is a connection.
+    // The client registers its socket with one instance before the socket is connected.
     let listener = role.server().then(|| role.listen(0));
     let fd = match listener {
         Some(listener) => sys::accept(listener).fd(),
@@ -190,7 +191,8 @@ pub(super) fn exclusive(pair: &Pair) {
             pair.step();
             send_all(pair.fd, b"!");
         } else {
-            // Two threads wait; at least one must see each byte, and only one can read it.
+            // Two threads wait. At least one of them must be told of each byte, and only one can
+            // read it.
             let waiters = epolls.map(|epoll| {
                 let fd = pair.fd;
                 std::thread::spawn(move || {

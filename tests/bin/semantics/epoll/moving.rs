@@ -1,5 +1,5 @@
-//! Registrations that move: to another instance and back, or out and in again by another thread or
-//! process.
+//! Registrations that move: to another instance and back, or out of an instance and in again by
+//! another thread or process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,10 +8,11 @@ use crate::role::{Pair, Role, ask_harness, receive_all, send_all, shown};
 use crate::sleeper::Sleeper;
 use crate::sys::{self, Fd};
 
-/// Long enough for any machine, and short enough that a lost wake-up is a line of the transcript.
+/// Long enough on any machine. Short enough that a lost wake-up becomes a line of the transcript.
 const TIME_LIMIT_MS: i32 = 5_000;
 
-/// Bytes that come while the client waits in `epoll`, then bytes that are there before it looks.
+/// Tests bytes that arrive while the client waits in `epoll`, then bytes that arrive before its
+/// call.
 fn hears(pair: &Pair, place: &str, epoll: Fd) {
     if pair.server() {
         pair.step_to_sleeper();
@@ -33,8 +34,8 @@ fn hears(pair: &Pair, place: &str, epoll: Fd) {
     pair.step();
 }
 
-/// Moves a connection as varnish does: after service it goes from its worker's instance back to the
-/// one it came from.
+/// Moves a connection as varnish does: after service the connection moves from the worker's
+/// instance back to its first instance.
 pub(super) fn between_instances(pair: &Pair) {
     for events in [IN, IN | ET] {
         let [home, worker] = [0; 2].map(|_| sys::epoll_create());
@@ -51,7 +52,7 @@ pub(super) fn between_instances(pair: &Pair) {
             add(home, 3);
             hears(pair, "home again", home);
         }
-        // Both at once, and each of them alone.
+        // The connection is a member of both instances, then of each instance alone.
         add(worker, 4);
         hears(pair, "worker, too", worker);
         pair.say("home, too", now(home));
@@ -67,8 +68,8 @@ pub(super) fn between_instances(pair: &Pair) {
     }
 }
 
-/// A child that was forked while the registration was taken out puts it into an instance that it
-/// inherited.
+/// A child is forked while the registration is removed. The child registers the connection with an
+/// instance that it inherited.
 pub(super) fn by_a_child(role: &Role) {
     let [moved, other] = role.meet_several();
     let pair = Pair {
@@ -108,8 +109,8 @@ pub(super) fn other_thread(pair: &Pair) {
     }
 }
 
-/// Behaves like Apache's event MPM: one thread waits and takes out the descriptors with events,
-/// others serve them and put them back while the first waits again.
+/// Behaves like Apache's event MPM: one thread waits and removes the descriptors with events. Other
+/// threads serve the descriptors and register them again, while the first thread waits.
 pub(super) fn put_back(pair: &Pair) {
     const ROUNDS: usize = 20;
     if pair.server() {
@@ -137,8 +138,8 @@ pub(super) fn put_back(pair: &Pair) {
         receive_all(fd, &mut request);
         pair.say("news", format!("{seen} {deleted} {}", shown(&request)));
         send_all(fd, b"answer");
-        // Now and then the next request is there before the registration, else it comes while the
-        // waiter sleeps.
+        // In some rounds the next request arrives before the registration. In the other rounds it
+        // arrives while the waiter sleeps.
         if round % 4 == 0 {
             pair.arrived(fd, if round + 1 < ROUNDS { 3 } else { 0 });
         } else {
@@ -148,8 +149,8 @@ pub(super) fn put_back(pair: &Pair) {
     }
 }
 
-/// An operator moves the connection between kernel and rings, while one thread uses it and another
-/// looks for events.
+/// An operator moves the connection between kernel and rings, while one thread uses the connection
+/// and another waits for events.
 pub(super) fn beside_a_wait(pair: &Pair) {
     const MOVES: usize = 100;
     const CALLS: usize = 10;

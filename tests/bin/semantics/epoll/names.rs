@@ -1,9 +1,9 @@
-//! All names of readiness.
+//! All names of readiness events.
 
 use crate::role::{Pair, send_all};
 use crate::sys;
 
-/// Programs may ask for `EPOLLRDNORM` and its kin alone.
+/// A program may ask for `EPOLLRDNORM` or a related event alone.
 pub(super) fn other_names(pair: &Pair) {
     const NAMES: [(&str, i32); 9] = [
         ("RDNORM", libc::EPOLLRDNORM),

@@ -1,21 +1,21 @@
-//! An instance seen from outside: inside others, and among the descriptors of a poll.
+//! An epoll instance that is a member of another instance, or one of the descriptors of a poll.
 
 use super::{ADD, DEL, ET, IN, MOD, OUT, now, parts, seen, watching};
 use crate::role::{Pair, Role, receive_all, send_all};
 use crate::sys::{self, Fd};
 
-/// Long enough for any machine, and short enough that a lost wake-up is a line of the transcript.
+/// Long enough on any machine. Short enough that a lost wake-up becomes a line of the transcript.
 const MOMENT_MS: i32 = 5_000;
 
-/// The readiness of `epoll` by `poll`, `select` and a look at `epoll` itself.
+/// The readiness of `epoll` as `poll`, `select` and `epoll_wait` report it.
 fn from_outside(epoll: Fd) -> String {
     let (result, seen) = sys::poll(&[(epoll, libc::POLLIN | libc::POLLRDNORM)], 0);
     let selected = sys::select(&[epoll], &[], Some(0), false);
     format!("{result} {seen:x?}, {selected}, {}", now(epoll))
 }
 
-/// Bytes that come while the client waits, three times: what it does before it lets the server
-/// send, and what when it has.
+/// Bytes arrive while the client waits, three times. The client runs `before` before it lets the
+/// server send, and `after` afterwards.
 fn later(pair: &Pair, before: impl Fn(), after: impl Fn()) {
     for _ in 0..3 {
         if pair.server() {
@@ -49,7 +49,7 @@ pub(super) fn polled(pair: &Pair) {
     pair.say("written", waker.join().expect("the waker does not panic"));
     pair.step();
     parts(pair, &[b"data", b"more"], |_| {
-        // An engine tells of bytes a moment after they can be counted.
+        // An engine reports bytes a moment after they can be counted.
         while sys::epoll_wait(inner, 2, 0).0.len() < 2 {
             std::thread::yield_now();
         }
@@ -70,11 +70,12 @@ pub(super) fn polled(pair: &Pair) {
     );
 }
 
-/// A thread polls an instance of which the connection becomes a member meanwhile, and wakes.
-/// Another thread, which sleeps in a receive all the time, is woken by what comes then.
+/// A thread polls an instance, and the connection becomes a member of the instance during the poll.
+/// Then the poll ends. Bytes that arrive later wake another thread, which sleeps in a receive all
+/// the time.
 pub(super) fn member_meanwhile(pair: &Pair) {
     const MOMENT: std::time::Duration = std::time::Duration::from_millis(20);
-    // A receiver that is not woken says so.
+    // The time-out turns a missing wake-up into a line of the transcript.
     let seconds = libc::timeval {
         tv_sec: 3,
         tv_usec: 0,
@@ -87,7 +88,8 @@ pub(super) fn member_meanwhile(pair: &Pair) {
             pair.step();
             continue;
         }
-        // The second instance of a connection looks at it each time: it has one wake word.
+        // A connection has one wake word, and its first instance uses that word. So the second
+        // instance checks the connection on each call.
         let (fd, first) = (pair.fd, watching(pair, IN));
         let [polled, event] = [sys::epoll_create(), sys::eventfd()];
         sys::epoll_ctl(polled, ADD, event, IN, 21).value();
@@ -131,7 +133,8 @@ pub(super) fn nested_deep(pair: &Pair) {
             receive_all(pair.fd, &mut [0; 5]);
         },
     );
-    // The number of a closed one may be given to another, which is nobody's member.
+    // Another instance may get the number of a closed instance. The new instance is not a member of
+    // `middle`.
     sys::close(inner).value();
     let another = watching(pair, OUT);
     pair.say("the number is taken again", another == inner);
@@ -139,8 +142,8 @@ pub(super) fn nested_deep(pair: &Pair) {
     pair.say("middle", now(middle));
 }
 
-/// Members with and without the end, and an ordinary one beside them. A doorbell was asked for by a
-/// look, and bytes have come since.
+/// Members with and without `EPOLLRDHUP`, alone and beside an ordinary member. A call without bytes
+/// has asked for a doorbell, and bytes have arrived since then.
 pub(super) fn nested_quiet(pair: &Pair) {
     if pair.server() {
         for _ in 0..4 {
@@ -176,8 +179,9 @@ pub(super) fn nested_quiet(pair: &Pair) {
     }
 }
 
-/// News inside that nobody asked for, and then news that somebody did, told by an instance around
-/// it, by level, by edge and once. An ordinary member that tells once stands beside them, or none.
+/// An inner member has an event without interest in it, and then an event with interest. An outer
+/// instance reports the inner one: level-triggered, edge-triggered and one-shot. The cases run with
+/// and without an ordinary one-shot member.
 pub(super) fn nested_tells(pair: &Pair) {
     let modes = [0, libc::EPOLLET, libc::EPOLLONESHOT];
     let all = modes
@@ -246,8 +250,8 @@ pub(super) fn nested_tells(pair: &Pair) {
     pair.step();
 }
 
-/// The connection is a member of one of many instances inside one, which were registered before and
-/// after the program first waited.
+/// The connection is a member of one of many inner instances of one outer instance. The inner
+/// instances were registered before and after the program's first wait.
 pub(super) fn nested_many(pair: &Pair) {
     const INSTANCES: u64 = 80;
     let outer = sys::epoll_create();
@@ -288,7 +292,7 @@ pub(super) fn nested_many(pair: &Pair) {
             events.iter().for_each(|event| _ = missing.remove(&event.0));
         }
         pair.say("not told of the event", format!("{missing:?}"));
-        // The first ones go, and others take their places.
+        // The first inner instances are closed, so only the last one can be reported.
         for inner in &inside[..INSTANCES as usize - 1] {
             sys::close(*inner).value();
         }
@@ -301,8 +305,8 @@ pub(super) fn nested_many(pair: &Pair) {
     pair.step();
 }
 
-/// The other role's end comes, which a registration does not ask for. Another registration has been
-/// refused before, because its number is no descriptor.
+/// The other role ends the connection, and the registration does not ask for that event. Before
+/// that, another registration was refused, because its number was not a descriptor.
 pub(super) fn quiet_after_a_refusal(pair: &Pair) {
     let inner = (!pair.server()).then(|| watching(pair, libc::EPOLLPRI));
     quiet_at_the_end(pair, inner, |inner| {
@@ -314,8 +318,8 @@ pub(super) fn quiet_after_a_refusal(pair: &Pair) {
     });
 }
 
-/// As above. The registration tells once and is from before the traffic, so that the kernel has had
-/// it.
+/// Like [`quiet_after_a_refusal`]. The edge-triggered registration was made before the traffic, so
+/// the kernel had it first.
 pub(super) fn quiet_after_the_kernel(role: &Role) {
     let fd = role.meet();
     let pair = Pair { role: *role, fd };

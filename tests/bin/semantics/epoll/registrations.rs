@@ -1,4 +1,4 @@
-//! Registrations: changed, refused, and what a closed or duplicated descriptor leaves of them.
+//! Registrations: changed, refused, and left over after a descriptor was closed or duplicated.
 
 use super::{ADD, DEL, ET, IN, MOD, OUT, now, parts, watching};
 use crate::role::{Pair, drain, receive_all, send_all};
@@ -60,7 +60,7 @@ pub(super) fn close_removes(pair: &Pair) {
         pair.say("before", now(epoll));
         sys::close(pair.fd).value();
         pair.say("after", now(epoll));
-        // The number now belongs to something else.
+        // The number now stands for another file.
         let event = sys::eventfd();
         pair.say("the number is taken again", event == pair.fd);
         sys::write(event, &1_u64.to_ne_bytes()).value();
@@ -80,7 +80,8 @@ pub(super) fn dup_keeps(pair: &Pair) {
             pair.say("ADD of the copy", sys::epoll_ctl(epoll, ADD, copy, IN, 8));
             pair.say("both", now(epoll));
             sys::close(copy).value();
-            // The description lives on under its first number, so the copy's registration does too.
+            // The open file description lives on under its first number, so the copy's registration
+            // does, too.
             pair.say("the copy is closed", now(epoll));
         } else {
             pair.say("more", now(epoll));
@@ -88,8 +89,8 @@ pub(super) fn dup_keeps(pair: &Pair) {
     });
 }
 
-/// The kernel knows a registration by file and number: it goes on while the file is open, and can
-/// be changed when the number is the file's again.
+/// The kernel identifies a registration by file and number. The registration stays while the file
+/// is open. It can be changed when the number stands for the file again.
 pub(super) fn outlives(pair: &Pair) {
     let epolls = [IN, IN | ET, IN | libc::EPOLLONESHOT].map(|events| watching(pair, events));
     let fd = pair.fd;
@@ -137,7 +138,7 @@ pub(super) fn outlives(pair: &Pair) {
         pair.say("read", all());
     }
     pair.step();
-    // Nothing of ours keeps the connection open.
+    // The library must not keep the connection open.
     if pair.server() {
         pair.say("close", sys::close(copy));
     } else {
@@ -146,8 +147,8 @@ pub(super) fn outlives(pair: &Pair) {
     }
 }
 
-/// A registration that has outlived its number ends with its connection, and the one of the
-/// number's next file stays.
+/// A registration has outlived its number. It ends with its connection. The registration of the
+/// next file under that number stays.
 pub(super) fn number_goes_on(pair: &Pair) {
     let epoll = watching(pair, OUT);
     let copy = sys::dup(pair.fd).fd();

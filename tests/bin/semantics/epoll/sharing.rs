@@ -1,4 +1,4 @@
-//! Several threads that wait in one instance.
+//! Several threads that wait in one epoll instance.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -10,13 +10,13 @@ use crate::role::{Pair, Role, receive_all, send_all};
 use crate::sleeper::Sleeper;
 use crate::sys::{self, Fd};
 
-/// Long enough for any machine, and short enough that a lost wake-up is a line of the transcript.
+/// Long enough on any machine. Short enough that a lost wake-up becomes a line of the transcript.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
 const ONE: i32 = libc::EPOLLONESHOT;
-/// The number of no round.
+/// A number that no round has.
 const OVER: usize = usize::MAX;
 
-/// Two threads look at the same moment at what may be told once.
+/// Two threads wait at the same time for an event that may be reported only once.
 pub(super) fn told_once(pair: &Pair) {
     if pair.server() {
         send_all(pair.fd, b"!");
@@ -39,11 +39,11 @@ pub(super) fn told_once(pair: &Pair) {
     pair.step();
 }
 
-/// Arms `fd` again and again, and looks from two threads at once each time: how often none of them
-/// was told, and how often both.
+/// Arms `fd` again and again. Each time two threads call epoll_wait at once. Returns the number of
+/// rounds in which neither thread was told of the event, and the number in which both were.
 ///
-/// Ten thousand rounds take a moment while both threads run. Without a processor for each of them a
-/// round waits for the scheduler and tries little, so there are fewer of them.
+/// Ten thousand rounds take a moment while both threads run in parallel. If the threads share a
+/// processor, a round waits for the scheduler and tests little, so there are fewer rounds.
 fn looks(epoll: Fd, fd: Fd, events: i32) -> String {
     const ROUNDS_MAX: usize = 10_000;
     const LOOKING: Duration = Duration::from_millis(300);
@@ -94,8 +94,8 @@ fn looks(epoll: Fd, fd: Fd, events: i32) -> String {
     format!("none {none}, both {both}")
 }
 
-/// As many sleepers as connections, each of whom takes one event and keeps it: news that comes
-/// together wakes them all.
+/// There are as many sleepers as connections. Each sleeper takes one event and keeps it. Events
+/// that arrive together wake all sleepers.
 pub(super) fn news_for_each(role: &Role) {
     const CONNECTIONS: usize = 3;
     const ROUNDS: usize = 4;
@@ -122,7 +122,8 @@ pub(super) fn news_for_each(role: &Role) {
     }
 }
 
-/// Starts a sleeper for each connection; how many of them hear nothing until the others are done.
+/// Starts a sleeper for each connection. Returns the number of sleepers that get no event until the
+/// others are done.
 fn sleepers(epoll: Fd, connections: &[Fd], events: i32) -> usize {
     let (sender, receiver) = mpsc::channel();
     let waiters: Vec<_> = connections
@@ -133,7 +134,7 @@ fn sleepers(epoll: Fd, connections: &[Fd], events: i32) -> usize {
             let waiter = thread::spawn(move || {
                 let (_, events) = sys::epoll_wait(epoll, 1, -1);
                 sender.send(events[0].0).expect("somebody listens");
-                // Kept until all have theirs.
+                // Keep the event until all sleepers have one.
                 let _ = all_told.recv();
             });
             (waiter, done)
@@ -143,7 +144,8 @@ fn sleepers(epoll: Fd, connections: &[Fd], events: i32) -> usize {
         .iter()
         .filter(|_| receiver.recv_timeout(TIME_LIMIT).is_ok())
         .count();
-    // Whoever still sleeps is woken by what the others have not read, once it is armed again.
+    // A sleeper that still sleeps is woken by the unread bytes of the other connections, once they
+    // are armed again.
     for fd in connections {
         let data = u64::from(fd.cast_unsigned());
         sys::epoll_ctl(epoll, MOD, *fd, events, data).value();
@@ -160,8 +162,9 @@ fn sleepers(epoll: Fd, connections: &[Fd], events: i32) -> usize {
     connections.len() - heard
 }
 
-/// A thread sleeps on an instance, or on one around it, which another thread closes. A new instance
-/// is made, and then the sleep ends. Whoever sleeps on the new instance hears of a new member.
+/// A thread sleeps on an instance, or on an outer instance of it. Another thread closes the
+/// instance and makes a new one; then the sleep ends. A thread that sleeps on the new instance is
+/// told of a new member.
 pub(super) fn closed_under_a_sleeper(pair: &Pair) {
     const AT_MOST_MS: i32 = 20_000;
     if pair.server() {
@@ -200,9 +203,9 @@ pub(super) fn closed_under_a_sleeper(pair: &Pair) {
     pair.step();
 }
 
-/// A thread sleeps on an instance which another thread closes. A new instance is made, and a member
-/// of it has news. Then the sleep ends, by an event of the closed instance: the sleeper reports
-/// that one alone, and the news stays for the new instance.
+/// A thread sleeps on an instance that another thread closes. A new instance is made, and one of
+/// its members has an event. Then an event of the closed instance ends the sleep. The sleeper must
+/// report only that event. The other event stays for the new instance.
 pub(super) fn closed_and_replaced_under_a_sleeper(pair: &Pair) {
     const ASLEEP: Duration = Duration::from_millis(200);
     const AT_MOST_MS: i32 = 3000;
@@ -239,9 +242,10 @@ pub(super) fn closed_and_replaced_under_a_sleeper(pair: &Pair) {
     pair.step();
 }
 
-/// One thread sleeps on the instance. Another reads what was to wake it, before it has run.
+/// One thread sleeps on the instance. Before it runs, another thread reads the bytes that were to
+/// wake it.
 pub(super) fn read_before_a_sleeper(pair: &Pair) {
-    /// Enough for the library to look at what is on the carrier, too.
+    /// Enough calls to make the library also check the carrier.
     const LOOKS: usize = 5000;
     before_a_sleeper(pair, ROUNDS, |_, is_taken| {
         while sys::recv(pair.fd, &mut [0], 0).is(libc::EAGAIN) && !is_taken() {}
@@ -251,9 +255,10 @@ pub(super) fn read_before_a_sleeper(pair: &Pair) {
     });
 }
 
-/// One thread sleeps on the instance. Another looks all the time, and is told what was to wake it.
+/// One thread sleeps on the instance. Another thread calls epoll_wait all the time and gets the
+/// event that was to wake the sleeper.
 pub(super) fn told_before_a_sleeper(pair: &Pair) {
-    /// The message seldom comes between the two places where a look finds it.
+    /// A message seldom arrives between the two places that a wait checks.
     const ROUNDS: usize = 200;
     before_a_sleeper(pair, ROUNDS, |epoll, is_taken| {
         while sys::epoll_wait(epoll, 1, 0).1.is_empty() && !is_taken() {}
@@ -261,9 +266,9 @@ pub(super) fn told_before_a_sleeper(pair: &Pair) {
     });
 }
 
-/// One thread sleeps on the instance. Another looks from outside all the time, by poll(2).
+/// One thread sleeps on the instance. Another thread polls the instance all the time, by poll(2).
 pub(super) fn polled_before_a_sleeper(pair: &Pair) {
-    /// As for [`told_before_a_sleeper`].
+    /// Few, as in [`told_before_a_sleeper`].
     const ROUNDS: usize = 200;
     before_a_sleeper(pair, ROUNDS, |epoll, is_taken| {
         while sys::poll(&[(epoll, libc::POLLIN)], 0).0.len() == 0 && !is_taken() {}
@@ -271,27 +276,27 @@ pub(super) fn polled_before_a_sleeper(pair: &Pair) {
     });
 }
 
-/// One thread sleeps on the instance. Another asks when the message has come, and is told without
-/// having to wait.
+/// One thread sleeps on the instance. Another thread waits after the message has arrived, and gets
+/// the event without sleeping.
 pub(super) fn told_at_once_before_a_sleeper(pair: &Pair) {
-    /// In most rounds the message has come by then, with all that is to wake the sleeper.
+    /// In most rounds the message has arrived by then, with the wake-up for the sleeper.
     const BEFORE_THE_WAIT: Duration = Duration::from_millis(1);
     before_a_sleeper(pair, ROUNDS, |epoll, is_taken| {
         let begun = Instant::now();
         while begun.elapsed() < BEFORE_THE_WAIT {
             std::hint::spin_loop();
         }
-        // With two places for events there is one left for what the kernel has.
+        // The array has two places, so one place is left for the kernel's events.
         while sys::epoll_wait(epoll, 2, 5).1.is_empty() && !is_taken() {}
         sys::recv(pair.fd, &mut [0], 0);
     });
 }
 
-/// Messages that a thread takes before the sleeper has run.
+/// The number of messages that a thread takes before the sleeper has run.
 const ROUNDS: usize = 50;
 
-/// A message comes while a thread sleeps on the instance, and `take` takes it before that thread
-/// has run, unless that thread was first. The next message wakes the sleeper all the same.
+/// A message arrives while a thread sleeps on the instance. `take` takes the message before that
+/// thread runs, unless the thread was faster. The next message must still wake the sleeper.
 fn before_a_sleeper(pair: &Pair, rounds: usize, take: impl Fn(Fd, &dyn Fn() -> bool)) {
     if pair.server() {
         for _ in 0..2 * rounds {
@@ -322,7 +327,8 @@ fn before_a_sleeper(pair: &Pair, rounds: usize, take: impl Fn(Fd, &dyn Fn() -> b
     let sleeper = announced.recv().expect("the thread begins");
     let mut served = 0;
     for _ in 0..rounds {
-        // The sleeper goes to sleep, and is to run when no other wants its processor.
+        // The sleeper goes to sleep. From now on it runs only if no other thread wants its
+        // processor.
         thread::sleep(Duration::from_millis(3));
         schedule(sleeper, libc::SCHED_IDLE);
         let before = read.load(Ordering::SeqCst);
@@ -330,12 +336,13 @@ fn before_a_sleeper(pair: &Pair, rounds: usize, take: impl Fn(Fd, &dyn Fn() -> b
         let told = Instant::now();
         take(epoll, &|| {
             if told.elapsed() > Duration::from_millis(10) {
-                // The sleeper was first, and has to run to say so.
+                // The sleeper was faster, and needs the processor to report that.
                 thread::sleep(Duration::from_millis(1));
             }
             read.load(Ordering::SeqCst) != before
         });
-        // On a busy host it would wait too long for a processor now. (Only root may raise it.)
+        // On a busy host an idle-priority thread would wait too long for a processor from now on.
+        // (Only root may raise its policy again.)
         schedule(sleeper, libc::SCHED_OTHER);
         thread::sleep(Duration::from_millis(3));
         let before = read.load(Ordering::SeqCst);
@@ -354,7 +361,7 @@ fn before_a_sleeper(pair: &Pair, rounds: usize, take: impl Fn(Fd, &dyn Fn() -> b
     pair.step();
 }
 
-/// Has this thread, and those that it starts, use the processor on which it is.
+/// Pins this thread, and the threads that it starts later, to its current processor.
 fn stay_on_this_processor() {
     // SAFETY: zeroes are a valid set, and it is live.
     unsafe {
@@ -364,7 +371,7 @@ fn stay_on_this_processor() {
     }
 }
 
-/// Has a thread of this process take its turns by a policy without parameters.
+/// Gives a thread of this process a scheduling policy without parameters.
 fn schedule(thread: libc::pid_t, policy: libc::c_int) {
     // SAFETY: zeroes are valid parameters, and live.
     unsafe {
@@ -373,8 +380,8 @@ fn schedule(thread: libc::pid_t, policy: libc::c_int) {
     }
 }
 
-/// A thread in splice(2) takes one byte of those that come, and another thread waits for the rest.
-/// The connection is on the kernel for its option.
+/// A thread in splice(2) takes one byte of those that arrive, and another thread waits for the
+/// rest. A socket option keeps the connection on the kernel.
 pub(super) fn beside_a_splice(pair: &Pair, modes: i32) {
     let fd = pair.fd;
     if pair.server() {

@@ -1,17 +1,17 @@
-//! Waits that a library in front of libc does not see.
+//! Waits by direct system calls, which a library in front of libc does not see.
 
 use super::{ADD, IN, OUT, arrival, seen};
 use crate::role::{Checksum, Role, await_events, receive_all, sample, send_all};
 use crate::sys::{self, Fd};
 
-/// Long enough for any machine, and short enough that a lost wake-up is a line of the transcript.
+/// Long enough on any machine. Short enough that a lost wake-up becomes a line of the transcript.
 const TIME_LIMIT_MS: i64 = 5_000;
 const LEN: usize = 96 << 20;
-/// Ready for nothing so often in a row, a program turns in circles.
+/// After this many useless wake-ups in a row, the program is in a busy loop.
 const CIRCLES_MAX: usize = 1_000;
 
-/// Runs an event loop past libc: heavy traffic both ways, each readiness asked of the kernel, one
-/// call for each answer.
+/// Runs an event loop past libc with heavy traffic in both directions. The loop asks the kernel for
+/// each readiness event.
 pub(super) fn heavy(role: &Role) {
     let fd = role.meet();
     sys::set_nonblocking(fd, true);
@@ -24,18 +24,19 @@ pub(super) fn heavy(role: &Role) {
     role.step();
 }
 
-/// The events of `fd` as the kernel has them.
+/// The events of `fd` that the kernel reports.
 fn wait(fd: Fd, events: i16) -> Option<i16> {
     Some(sys::poll_past_libc(fd, events, TIME_LIMIT_MS)).filter(|found| *found != 0)
 }
 
-/// The most calls for one readiness: the loop calls until one finds less than it asked for, as
-/// libuv does.
+/// The largest number of calls for one readiness event. The loop calls until a call moves fewer
+/// bytes than it asked for, as libuv does.
 const CALLS_MAX: usize = 32;
-/// The bytes of one call.
+/// The number of bytes that one call asks for.
 const CHUNK: usize = 1 << 16;
 
-/// Gives what has come to `take`, while calls are filled: how much it was, and whether it ended.
+/// Receives until a call gets fewer bytes than it asked for, and passes the bytes to `take`.
+/// Returns the number of bytes, and whether the stream ended.
 fn receive_some(fd: Fd, mut take: impl FnMut(&[u8])) -> (usize, bool) {
     let mut room = vec![0; CHUNK];
     let mut total = 0;
@@ -54,7 +55,7 @@ fn receive_some(fd: Fd, mut take: impl FnMut(&[u8])) -> (usize, bool) {
     (total, false)
 }
 
-/// Sends of `bytes` what is taken at once.
+/// Sends as many of `bytes` as the connection takes without waiting. Returns their number.
 fn send_some(fd: Fd, bytes: &[u8]) -> usize {
     let mut sent = 0;
     for _ in 0..CALLS_MAX {
@@ -68,7 +69,7 @@ fn send_some(fd: Fd, bytes: &[u8]) -> usize {
     sent
 }
 
-/// Reads whatever is there and queues it; writes while there is room.
+/// Reads the bytes that are there and queues them. Writes the queue while there is space.
 fn echo(fd: Fd) -> String {
     let (mut queue, mut sent, mut circles) = (Vec::new(), 0, 0);
     let mut ended = false;
@@ -132,23 +133,24 @@ fn exchange(fd: Fd) -> String {
     }
 }
 
-/// An instance of libc's is waited on past libc alone. The loop receives once for each readiness:
-/// it relies on being told again of what is left.
+/// An epoll instance that libc created; all waits on it are direct system calls. The loop receives
+/// once for each event and relies on another event for the bytes that are left.
 pub(super) fn instance(role: &Role) {
     talk_by_instance(role, 0);
 }
 
-/// As [`instance`], each readiness told once.
+/// Like [`instance`], with an edge-triggered registration.
 pub(super) fn instance_edge(role: &Role) {
     talk_by_instance(role, libc::EPOLLET);
 }
 
-/// As [`instance`], and the registration is made ready for each readiness anew.
+/// Like [`instance`], with a one-shot registration that is armed again after each event.
 pub(super) fn instance_oneshot(role: &Role) {
     talk_by_instance(role, libc::EPOLLONESHOT);
 }
 
-/// The client waits past libc for its connection to be there, in an instance of libc's.
+/// The client waits past libc for its connection to be established. libc created the epoll
+/// instance.
 pub(super) fn connecting(role: &Role) {
     const DATA: u64 = 0x1234_5678_9abc_def0;
     if role.server() {
@@ -165,7 +167,7 @@ pub(super) fn connecting(role: &Role) {
     let epoll = sys::epoll_create();
     let fd = sys::socket(role.family, libc::SOCK_NONBLOCK);
     sys::epoll_ctl(epoll, ADD, fd, OUT, DATA).value();
-    // Connected, or on its way.
+    // The connection may be established now or later.
     let _ = sys::connect(fd, role.family, port);
     let has_room = || {
         let found = sys::epoll_wait_past_libc(epoll, TIME_LIMIT_MS);
@@ -185,7 +187,7 @@ pub(super) fn connecting(role: &Role) {
     role.step();
 }
 
-/// As [`instance`], which is inside another.
+/// Like [`instance`], but the instance is a member of another instance.
 pub(super) fn instance_inside(role: &Role) {
     let outer = sys::epoll_create();
     talk(role, 0, Some(outer));
@@ -205,7 +207,7 @@ fn talk(role: &Role, mode: i32, outer: Option<Fd>) {
     if let Some(outer) = outer {
         sys::epoll_ctl(outer, ADD, epoll, IN, DATA).value();
     }
-    // A readiness may be over before the call, as always with sockets that do not block.
+    // The bytes may be gone before the receive, as always with non-blocking sockets.
     let hears = || loop {
         let mut found = sys::epoll_wait_past_libc(outer.unwrap_or(epoll), TIME_LIMIT_MS);
         if outer.is_some() && !found.is_empty() {
@@ -241,12 +243,13 @@ fn talk(role: &Role, mode: i32, outer: Option<Fd>) {
     role.step();
 }
 
-/// More instances than anybody keeps books about: the connection is a member of the last only.
+/// More instances than the library keeps records of. The connection is a member of the last
+/// instance only.
 pub(super) fn many_instances(role: &Role) {
     const INSTANCES: usize = 600;
     let epolls: Vec<Fd> = (0..INSTANCES).map(|_| sys::epoll_create()).collect();
     let last = epolls[INSTANCES - 1];
-    // Once before there is a connection, and once after.
+    // Once before there is a connection, and once after that.
     let listener = role.server().then(|| role.listen(0));
     let port = if role.server() { 0 } else { role.hear_port() };
     for turn in ["early", "late"] {
@@ -284,7 +287,7 @@ pub(super) fn many_instances(role: &Role) {
         role.say("room", arrival(last));
         role.step();
         sys::close(fd).value();
-        // The next connection has this number.
+        // The next connection gets this number.
         role.step();
     }
     for epoll in epolls {
@@ -292,9 +295,9 @@ pub(super) fn many_instances(role: &Role) {
     }
 }
 
-/// Short connections, one after another, all on sockets that do not block. The first ones are
-/// waited for by libc at both ends; of the others some are waited for past it, at either end or at
-/// both, as `is_past` says of a role and a connection's number.
+/// Short connections, one after another, on non-blocking sockets. For the first connections both
+/// ends wait through libc. For some of the others, one end or both wait past libc, as `is_past`
+/// says for a role and a connection's number.
 fn short(role: &Role, is_past: fn(bool, usize) -> bool) {
     const SEEN_FIRST: usize = 30;
     const CONNECTIONS: usize = 100;
@@ -338,7 +341,7 @@ struct Waits {
 }
 
 impl Waits {
-    /// Receives what comes next, once it is there; `None` when nothing came in time.
+    /// Receives the next bytes after they have arrived; `None` if no bytes arrive in time.
     fn receive(self, fd: Fd) -> Option<Vec<u8>> {
         let mut bytes = [0; 16];
         loop {
@@ -373,23 +376,23 @@ fn ask(fd: Fd, waits: Waits) -> bool {
     })
 }
 
-/// The server waits past libc for some.
+/// The server waits past libc for some connections.
 pub(super) fn short_at_server(role: &Role) {
     short(role, |is_server, number| is_server && number % 3 == 1);
 }
 
-/// The client does.
+/// The client waits past libc for some connections.
 pub(super) fn short_at_client(role: &Role) {
     short(role, |is_server, number| !is_server && number % 3 == 1);
 }
 
-/// Both do, for the same connections.
+/// Both ends wait past libc for some connections.
 pub(super) fn short_at_both(role: &Role) {
     short(role, |_, number| number % 3 == 1);
 }
 
-/// The client closes a connection before it is accepted, and calls no library any more. The server
-/// waits past libc for the end.
+/// The client closes a connection before the server accepts it, and makes no more calls that the
+/// library sees. The server waits past libc for the end.
 pub(super) fn ended_before_accept(role: &Role) {
     const SEEN_FIRST: usize = 300;
     let listener = role.server().then(|| role.listen(libc::SOCK_NONBLOCK));

@@ -1,4 +1,4 @@
-//! The array of a wait, beyond the events that it returns.
+//! The part of a wait's event array beyond the events that the wait returns.
 
 use std::thread;
 use std::time::Duration;
@@ -17,8 +17,9 @@ const UNTOUCHED: libc::epoll_event = libc::epoll_event {
     u64: 0x7e57_7e57_7e57_7e57,
 };
 
-/// A member that has told already is no news, whatever arrives, and wherever the connection moves:
-/// waits end as they came, with an array as it was. Some programs look there after any wait.
+/// A one-shot member that has reported its event reports nothing more, whatever bytes arrive and
+/// wherever the connection moves. So waits time out, and leave the array untouched. Some programs
+/// read the array after any wait.
 pub(super) fn leaves_no_trace(role: &Role) {
     let listener = role.server().then(|| role.listen(0));
     let fd = match listener {
@@ -52,7 +53,7 @@ pub(super) fn leaves_no_trace(role: &Role) {
     role.step();
 }
 
-/// How a wait ends, and how many places of its array are others then.
+/// The result of a wait, and the number of places in its array that the wait has changed.
 fn wait(epoll: Fd) -> String {
     let mut events = [UNTOUCHED; PLACES];
     let (answer, _) = sys::epoll_wait_in(epoll, &mut events, TIME_LIMIT_MS);
