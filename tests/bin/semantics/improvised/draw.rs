@@ -1,13 +1,13 @@
-//! The numbers of a turn, which both roles draw alike, and the moves that a conversation has.
+//! The random numbers of a turn, and the moves of a conversation. Both roles draw equal numbers.
 
 use toehold_e2e::load::Random;
 
-/// An act that a role may do in its turn.
+/// A move that a role can make in its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Move {
     Send,
     Receive,
-    /// To or from a file or a pipe, inside the kernel.
+    /// Moves bytes to or from a file or a pipe, inside the kernel.
     Splice,
     Look,
     /// A child sends or receives.
@@ -20,14 +20,14 @@ pub(super) enum Move {
     Close,
     /// Threads of the role sleep on the connection until the other role acts.
     Sleep,
-    /// More than any buffer holds comes from the other role.
+    /// The other role sends more bytes than any buffer holds.
     Bulk,
-    /// An urgent byte comes from the other role, or a descriptor.
+    /// The other role sends an urgent byte or a descriptor.
     Extra,
-    /// Of several connections: one gets another one's number.
+    /// One connection gets a descriptor number of another connection.
     TakeNumber,
     LookAtAll,
-    /// A child goes on in the role's place.
+    /// A child takes over the role.
     GoOnInChild,
     /// A child executes a program that uses the connection.
     Give,
@@ -35,7 +35,7 @@ pub(super) enum Move {
     Operate,
 }
 
-/// How often each move is drawn, in a hundred or so.
+/// The weight of each move; the sum is about one hundred.
 const MOVES: &[(Move, u64)] = &[
     (Move::Send, 26),
     (Move::Receive, 26),
@@ -58,22 +58,23 @@ const MOVES: &[(Move, u64)] = &[
     (Move::Operate, 1),
 ];
 
-/// The moves of one conversation, and how often each comes.
+/// The moves of one conversation, with the weight of each move.
 ///
-/// Conversations differ: most moves are left out of some, and come four times as often in others. A
-/// fault that takes the same move three times within ten turns is found this way, and would hide in
-/// an even mixture of all moves ("swarm testing").
+/// Conversations differ: a move is left out of some conversations, and is four times as frequent in
+/// others. So a conversation may make one move three times within ten turns. An even mixture of all
+/// moves would seldom do so, and would hide faults that need such a series ("swarm testing").
 pub(super) struct Mix {
     weights: Vec<(Move, u64)>,
     total: u64,
 }
 
 impl Mix {
-    /// The mix of the conversation whose numbers are drawn from `script`.
+    /// Draws the weights of a conversation from `script`.
     pub(super) fn new(script: &mut Random) -> Mix {
         let weights = MOVES.iter().map(|&(one, weight)| {
             let often = pick(&[0, 1, 1, 4], script.below(4));
-            // Without bytes nothing happens.
+            // Sends and receives are always included, because a conversation without bytes tests
+            // nothing.
             let always = matches!(one, Move::Send | Move::Receive);
             (one, weight * if always { often.max(1) } else { often })
         });
@@ -82,7 +83,7 @@ impl Mix {
         Mix { weights, total }
     }
 
-    /// The move that a turn's number stands for.
+    /// The move for a turn's random number.
     pub(super) fn pick(&self, number: u64) -> Move {
         let mut rest = number % self.total;
         for &(one, weight) in &self.weights {
@@ -95,7 +96,7 @@ impl Mix {
     }
 }
 
-/// The numbers of one turn. Always as many, whatever is made of them.
+/// The random numbers of one turn. Each turn draws all of them, even if it does not use them.
 pub(super) struct Draw {
     pub(super) actor: u64,
     pub(super) call: u64,
@@ -105,7 +106,7 @@ pub(super) struct Draw {
     pub(super) fd: usize,
 }
 
-/// Lengths of calls.
+/// The lengths that a call may ask for.
 const LENGTHS: &[usize] = &[0, 1, 2, 7, 64, 100, 1000, 4096, 5000, 16_384];
 
 impl Draw {

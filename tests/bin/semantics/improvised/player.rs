@@ -1,4 +1,4 @@
-//! One role in a conversation: its descriptors of one connection, and what it knows of it.
+//! One role in a conversation: the descriptors of one connection, and the state of the connection.
 
 mod bytes;
 mod looks;
@@ -11,10 +11,10 @@ use super::draw::{Draw, Move, pick};
 use crate::role::{Role, Side};
 use crate::sys::{self, Fd};
 
-/// Bytes that may wait for a reader: below anything that a buffer could refuse.
+/// The largest number of unread bytes: small enough that every buffer accepts them.
 const UNREAD_MAX: usize = 32 << 10;
 
-/// The acts of a turn that the other role has to know.
+/// The results of a turn that the other role must know.
 #[derive(Default)]
 pub(super) struct Did {
     pub(super) sent: usize,
@@ -48,33 +48,33 @@ impl Did {
 /// One role on one connection.
 pub(super) struct Player {
     pub(super) role: Role,
-    /// Stands behind a turn's number, before what the role says.
+    /// The text between the turn's number and the line's text.
     label: String,
-    /// The connection's descriptors; not empty before its end.
+    /// The descriptors of the connection. Not empty while this end is open.
     pub(super) fds: Vec<Fd>,
-    /// The number that the instances know.
+    /// The number under which the instances have the connection.
     registered: Fd,
     level: Fd,
     edge: Fd,
     outgoing: Pattern,
     pub(super) sent: usize,
-    /// Bytes that wait for us, and for the other role.
+    /// Bytes that are unread at this end. `theirs_unread` counts those at the other end.
     pub(super) unread: usize,
     pub(super) theirs_unread: usize,
-    /// Nothing more comes.
+    /// No more bytes arrive.
     pub(super) ended: bool,
-    /// This role has shut the connection down for reading, or for writing.
+    /// This role has shut the connection down for reading. `shut_writing`: for writing.
     pub(super) shut_reading: bool,
     shut_writing: bool,
-    /// `SO_RCVLOWAT`: fewer bytes than these are waited for.
+    /// `SO_RCVLOWAT`: a receive waits for this many bytes.
     pub(super) low_water: usize,
-    /// Edges come only with bytes and ends. A shutdown of our own, and options that the kernel
-    /// alone serves, may be told as one more.
+    /// True while edges come only with bytes and with the end. A shutdown by this role, or an
+    /// option that only the kernel serves, may cause one edge more.
     pub(super) exact_edges: bool,
 }
 
 impl Player {
-    /// `number` tells the bytes of a connection from those of all others.
+    /// `number` makes the connection's bytes different from those of all other connections.
     pub(super) fn new(role: Role, label: String, fd: Fd, number: u64) -> Player {
         let epoll = |events| {
             let epoll = sys::epoll_create();
@@ -87,7 +87,8 @@ impl Player {
             fds: vec![fd],
             registered: fd,
             level: epoll(libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP),
-            // Room may be news more often than POSIX demands; bytes may not.
+            // Not `EPOLLOUT`: an edge for buffer space may come more often than POSIX demands. An
+            // edge for bytes may not.
             edge: epoll(libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET),
             outgoing: Pattern::new(number << 1 | u64::from(role.side == Side::Server)),
             sent: 0,
@@ -101,20 +102,21 @@ impl Player {
         }
     }
 
-    /// Our own turn is over.
+    /// Updates the state after this role's turn.
     pub(super) fn note(&mut self, did: &Did) {
         self.theirs_unread += did.sent;
         self.unread -= did.received;
     }
 
-    /// The other's turn is over: returns when all of it can be seen here.
+    /// Updates the state after the other role's turn. Returns when its results are visible here.
     pub(super) fn hear(&mut self, did: &Did) {
         self.unread += did.sent;
         self.theirs_unread -= did.received;
-        // On a Unix socket the kernel tells it as an edge, though it brings nothing.
+        // On a Unix socket the kernel reports the other end's shutdown for reading as an edge,
+        // although no bytes arrive.
         self.exact_edges &= !did.shut_reading;
         if !self.ended && !did.closed {
-            // After a reset the kernel counts one byte too few (tcp_inq takes it for a FIN).
+            // After a reset the kernel counts one byte too few (tcp_inq treats the reset as a FIN).
             self.role.arrived(self.fds[0], self.unread);
         }
         if did.shut || did.closed {
@@ -137,8 +139,8 @@ impl Player {
             Move::DuplicateOrClose => self.duplicate_or_close(draw, 0),
             Move::Set => self.set(fd, draw),
             Move::Register => self.register(draw),
-            // By TCP, bytes for an end that has shut both directions down are answered by a reset,
-            // at once or a moment later.
+            // If an end has shut both directions down, TCP answers bytes with a reset, at once or a
+            // moment later.
             Move::EndWriting if !self.shut_reading => self.end_writing(fd, &mut did),
             Move::EndReading if !self.shut_writing => self.end_reading(fd, &mut did),
             Move::Close => self.end(draw, &mut did),
@@ -157,11 +159,12 @@ impl Player {
         self.unread < count && !self.ended && !self.shut_reading
     }
 
-    /// One of the connection's numbers, which stands for it no more in a moment.
+    /// Removes one of the connection's numbers from the list. The caller then closes or replaces
+    /// it.
     pub(super) fn give_up(&mut self, index: usize) -> Fd {
         let number = self.fds.swap_remove(index);
         if number == self.registered {
-            // The registration is put under another number, and may tell an edge once more.
+            // The registration moves to another number, and may report one edge more.
             self.exact_edges = false;
         }
         number
@@ -175,13 +178,13 @@ impl Player {
         format!("{} descriptors", self.fds.drain(..).len())
     }
 
-    /// Closes all descriptors of this process, as another one goes on with their duplicates.
+    /// Closes all descriptors of this process. Another process continues with its duplicates.
     pub(super) fn hand_over(&mut self) {
         self.close();
         self.close_instances();
     }
 
-    /// Closes the instances. The connection's end is over here.
+    /// Closes the instances after the end of the connection.
     pub(super) fn leave(self) {
         self.close_instances();
     }
@@ -192,7 +195,7 @@ impl Player {
         }
     }
 
-    /// A child of ours sends or receives.
+    /// A child sends or receives.
     pub(super) fn in_child(
         &mut self,
         turn: usize,
@@ -225,7 +228,7 @@ impl Player {
         ("child".to_owned(), ended)
     }
 
-    /// A new number is `least` at least.
+    /// Opens a duplicate or closes a descriptor. The number of a duplicate is at least `least`.
     pub(super) fn duplicate_or_close(&mut self, draw: &Draw, least: Fd) -> (String, String) {
         let index = draw.fd % self.fds.len();
         if self.fds.len() < 4 && draw.which.is_multiple_of(2) {
@@ -238,7 +241,7 @@ impl Player {
             self.fds.push(new);
             (format!("dup {old}"), new.to_string())
         } else if self.fds.len() > 1 {
-            // Be it the one that the instances know: they go on telling of it.
+            // This may be the number that the instances have: they continue to report its events.
             let number = self.give_up(index);
             (format!("close {number}"), sys::close(number).to_string())
         } else {
@@ -246,7 +249,7 @@ impl Player {
         }
     }
 
-    /// Another set of events for one of the instances, under whichever descriptor it knows.
+    /// Changes the events of one instance's registration, under any number of the connection.
     fn register(&self, draw: &Draw) -> (String, String) {
         let (name, epoll, always) = if draw.which.is_multiple_of(2) {
             ("level", self.level, 0)
@@ -294,12 +297,13 @@ impl Player {
         ("shutdown for reading".to_owned(), result.to_string())
     }
 
-    /// The connection's end on this side: a close, with a reset or behind a shutdown by lot.
+    /// Ends the connection at this end: by a close, by a reset, or by a close after a shutdown, as
+    /// the draw says.
     pub(super) fn end(&mut self, draw: &Draw, did: &mut Did) -> (String, String) {
         self.end_by(draw, true, did)
     }
 
-    /// As `end`; in one step if it may not have two.
+    /// Like `end`; `in_two_steps` allows a shutdown before the close.
     pub(super) fn end_by(
         &mut self,
         draw: &Draw,
@@ -324,7 +328,7 @@ impl Player {
                 "reset"
             }
             2 => {
-                // The end arrives whether or not the other role reads: nothing is waited for.
+                // The end arrives whether or not the other role reads, so the close does not wait.
                 linger(20);
                 "lingering close"
             }

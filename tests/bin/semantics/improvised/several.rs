@@ -1,8 +1,8 @@
-//! A conversation on several connections at once, which begin, end, and take each other's
-//! descriptors.
+//! A conversation on several connections at once. The connections begin, end, and take over each
+//! other's descriptor numbers.
 //!
-//! Both roles keep the same list of places. A place has no connection, one with both ends, or one
-//! of whose ends the other role has closed. A turn is one place's.
+//! Both roles keep the same table of places. A place is empty, or has a connection with both ends,
+//! or has a connection whose one end is closed. Each turn belongs to one place.
 
 use toehold_e2e::load::Random;
 
@@ -13,11 +13,11 @@ use super::together::{self, Over};
 use crate::role::Role;
 use crate::sys::{self, Fd};
 
-/// Turns of one conversation.
+/// The number of turns of one conversation.
 const TURNS: usize = 240;
-/// Connections at once.
+/// The largest number of connections at one time.
 const PLACES: usize = 4;
-/// Calls of an end whose other end is gone.
+/// The number of calls at one end after the other end has been closed.
 const TURNS_ALONE: usize = 6;
 const ADD: i32 = libc::EPOLL_CTL_ADD;
 
@@ -34,11 +34,11 @@ pub(crate) fn play(role: Role, seed: u64) {
     role.step();
 }
 
-/// A place of the table, as both roles know it.
+/// A place of the table. Both roles keep the table.
 enum Place {
     Empty,
     Both(Player),
-    /// One end is left for so many turns: ours, or the other role's.
+    /// One end is left for this many turns: our end, or the other role's end.
     Alone(Option<Player>, usize),
 }
 
@@ -55,7 +55,8 @@ struct Table {
     mix: Mix,
     meeting: Meeting,
     places: [Place; PLACES],
-    /// An instance that has each connection under the number with which it began.
+    /// An epoll instance with all connections. Each connection is registered under its first
+    /// number.
     all: Fd,
     opened: u64,
 }
@@ -63,7 +64,8 @@ struct Table {
 impl Table {
     fn new(role: Role, seed: u64, mix: Mix) -> Table {
         let meeting = if role.server() {
-            // As a server of short connections, so that carriers may serve several of them.
+            // The listener works like that of a server for short connections, so carriers may serve
+            // several of them.
             let listener = role.listen(libc::SOCK_NONBLOCK);
             let waits = sys::epoll_create();
             sys::epoll_ctl(waits, ADD, listener, libc::EPOLLIN, 1).value();
@@ -89,11 +91,11 @@ impl Table {
             Place::Both(player) => self.together(turn, index, player, draw),
             Place::Alone(player, left) => self.alone(turn, index, (player, left), draw),
         }
-        // One role has acted, and the other one has seen it.
+        // One role has acted, and the other role has seen the result.
         self.role.step();
     }
 
-    /// A new connection; one in two is accelerated before it is used.
+    /// Opens a connection. Every second connection is accelerated before it is used.
     fn open(&mut self, turn: usize, index: usize, draw: &Draw) {
         let fd = match self.meeting {
             Meeting::Server { listener, waits } => {
@@ -114,7 +116,7 @@ impl Table {
             .say(&what, format!("descriptor {fd}, registered {added}"));
         let number = self.seed << 8 | self.opened;
         let mut player = Player::new(self.role, format!("place {index}, "), fd, number);
-        // A connection that becomes accelerated may tell an edge once more.
+        // A connection that becomes accelerated may report one edge more.
         player.exact_edges = is_warm;
         self.places[index] = Place::Both(player);
     }
@@ -153,7 +155,7 @@ impl Table {
         };
     }
 
-    /// A turn on a connection of which one end is left.
+    /// A turn on a connection that has only one end left.
     fn alone(
         &mut self,
         turn: usize,
@@ -177,7 +179,7 @@ impl Table {
             player.close();
             did.closed = true;
         }
-        // A reset answers what was sent to nobody.
+        // A reset may answer bytes that were sent to an end that is gone.
         std::thread::sleep(SETTLED);
         self.role.tell(u32::from(did.closed));
         if did.closed {
@@ -188,7 +190,7 @@ impl Table {
         }
     }
 
-    /// Another connection gets one of this one's numbers, by dup2(2).
+    /// dup2(2) gives one of this connection's numbers to another connection.
     fn take_number(&mut self, turn: usize, index: usize, player: &mut Player, draw: &Draw) -> Did {
         let mut did = Did::default();
         let others = (1..PLACES).map(|step| (index + step) % PLACES);
@@ -208,8 +210,8 @@ impl Table {
         did
     }
 
-    /// A child goes on in this role's place, with all connections and instances. The parent has
-    /// closed its own before, waits for the child, and ends as it does.
+    /// A child takes over this role, with all connections and instances. The parent first closes
+    /// its own descriptors. Then it waits for the child, and exits with the child's code.
     fn go_on_in_child(&mut self, turn: usize, player: &mut Player) -> Did {
         let (from, to) = sys::pipe();
         let child = sys::fork();
@@ -240,7 +242,8 @@ impl Table {
         Did::default()
     }
 
-    /// The instance with all connections. Their order is nobody's promise.
+    /// Calls epoll_wait on the instance with all connections. The order of events is not specified,
+    /// so they are sorted.
     fn look_at_all(&self, turn: usize) -> Did {
         let (result, mut events) = sys::epoll_wait(self.all, 16, 0);
         events.sort_unstable();

@@ -1,11 +1,12 @@
 //! Turns on a connection with both ends.
 //!
-//! In most turns one role acts and the other sees it. In some the acting role only waits for what
-//! the other does: its threads sleep, or it takes more than any buffer holds.
+//! In most turns one role acts and the other role observes the result. In some turns the acting
+//! role waits for the other role: its threads sleep, or it receives more bytes than any buffer
+//! holds.
 //!
 //! ```text
-//!   acting role    can it? ──────► prepares ─► goes on ──────────► says what it got ─► took
-//!   other role     ◄── yes or no               ◄─ sends or ends                     ◄─
+//!   acting role    can it? ──────► prepares ─► goes on ──────────► says its results  ─► count
+//!   other role     ◄── yes or no               ◄─ sends or ends                      ◄─
 //! ```
 
 mod extra;
@@ -18,7 +19,7 @@ use crate::role::{Checksum, ask_harness};
 use crate::sys;
 use crate::transfer::{RECEIVERS, SENDERS};
 
-/// The end of the connection that is over after a turn.
+/// The end that a turn has closed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Over {
     Neither,
@@ -26,7 +27,7 @@ pub(super) enum Over {
     Theirs,
 }
 
-/// One turn. Both roles come here with equal numbers.
+/// Plays one turn. Both roles call this function with equal numbers.
 pub(super) fn turn(player: &mut Player, turn: usize, what: Move, draw: &Draw) -> Over {
     let acts = (draw.actor == 0) == player.role.server();
     if what == Move::Operate {
@@ -54,8 +55,9 @@ pub(super) fn turn(player: &mut Player, turn: usize, what: Move, draw: &Draw) ->
     }
 }
 
-/// An operator sends all connections back to the kernel, or lets them move again: the harness,
-/// which only the client can ask. They may move most of the time.
+/// An operator sends all connections back to the kernel, or lets them move to rings again. The
+/// harness is the operator, and only the client can ask it. In most turns connections may move
+/// afterwards.
 fn operate(player: &mut Player, turn: usize, draw: &Draw) {
     let commands = match draw.which % 4 {
         0 => &["detach"][..],
@@ -69,11 +71,11 @@ fn operate(player: &mut Player, turn: usize, draw: &Draw) {
         }
     }
     player.role.step();
-    // The owner of a registration changes.
+    // The owner of a registration changes, so an edge may be reported once more.
     player.exact_edges = false;
 }
 
-/// This role has done something.
+/// Updates the state after this role has acted.
 pub(super) fn ours(player: &mut Player, did: &Did) -> Over {
     if did.closed {
         return Over::Ours;
@@ -82,7 +84,7 @@ pub(super) fn ours(player: &mut Player, did: &Did) -> Over {
     Over::Neither
 }
 
-/// The other role has done something.
+/// Updates the state after the other role has acted.
 fn theirs(player: &mut Player, did: &Did) -> Over {
     player.hear(did);
     match did.closed {
@@ -91,9 +93,9 @@ fn theirs(player: &mut Player, did: &Did) -> Over {
     }
 }
 
-/// A turn for which both roles are needed.
+/// A turn in which both roles take part.
 struct Joint {
-    /// Whether the acting role can wait for anything.
+    /// Whether the acting role can wait for the other role.
     can: fn(&Player) -> bool,
     lead: fn(&mut Player, usize, &Draw) -> Over,
     follow: fn(&mut Player, usize, &Draw) -> Over,
@@ -108,7 +110,7 @@ impl Joint {
                 follow: sleep::follow,
             }),
             Move::Bulk => Some(&Joint {
-                // The rest of it may be less than what wakes a reader.
+                // The last part of the bytes may be less than the low-water mark.
                 can: |player| player.waits_for(usize::MAX) && player.low_water == 1,
                 lead: take_bulk,
                 follow: send_bulk,
@@ -119,7 +121,7 @@ impl Joint {
                 follow: extra::follow,
             }),
             Move::Give => Some(&Joint {
-                // Fewer bytes may be less than what wakes a reader.
+                // The child's bytes may be fewer than the low-water mark.
                 can: |player| player.waits_for(usize::MAX) && player.low_water == 1,
                 lead: give::lead,
                 follow: give::follow,
@@ -129,14 +131,14 @@ impl Joint {
     }
 }
 
-/// Bytes of one such turn.
+/// The number of bytes in one bulk turn.
 fn bulk_len(draw: &Draw) -> usize {
     100_000 + draw.which as usize * 40
 }
 
 fn take_bulk(player: &mut Player, turn: usize, draw: &Draw) -> Over {
     player.role.tell(player.unread as u32);
-    // Bytes that waited before are among it.
+    // The length includes bytes that were unread before.
     let len = bulk_len(draw) + player.unread;
     let mut sum = Checksum::default();
     let mut part = vec![0; 1 + draw.len * 4];
@@ -169,7 +171,7 @@ fn send_bulk(player: &mut Player, turn: usize, draw: &Draw) -> Over {
     let (mut sent, mut calls) = (0, draw.how as usize);
     while sent < bytes.len() {
         let part = &bytes[sent..bytes.len().min(sent + 2 + draw.len * 8)];
-        // The call that sends two messages wants two halves.
+        // The call that sends two messages needs an even length.
         let (_, sender) = SENDERS[calls % if part.len().is_multiple_of(2) { 8 } else { 5 }];
         calls += 1;
         let fd = player.fds[calls % player.fds.len()];

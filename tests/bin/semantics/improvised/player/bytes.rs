@@ -19,12 +19,13 @@ const RECEIVE_FLAGS: &[i32] = &[
 ];
 
 impl Player {
-    /// The next bytes of the own stream: so many, or fewer where the other role has much unread.
+    /// The next `len` bytes of this role's stream, or fewer if the other role has many unread
+    /// bytes.
     pub(in crate::improvised) fn next_bytes(&self, len: usize) -> Vec<u8> {
         self.stream(len.min(UNREAD_MAX.saturating_sub(self.theirs_unread)))
     }
 
-    /// So many bytes of the own stream, from where it is.
+    /// The next `len` bytes of this role's stream.
     pub(in crate::improvised) fn stream(&self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.outgoing.fill(self.sent as u64, &mut bytes);
@@ -39,8 +40,9 @@ impl Player {
     ) -> (String, String) {
         let bytes = self.next_bytes(draw.len);
         let len = bytes.len();
-        // The call that sends two messages wants two halves. Where nobody receives any more, the
-        // answer to a first part may be a reset, which comes before the second part or after it.
+        // The call that sends two messages needs an even length. If the other end is closed, a
+        // reset may answer the first part, before or after the second part is sent. So that call is
+        // not used then.
         let senders = if len.is_multiple_of(2) && len > 0 && !self.ended {
             8
         } else {
@@ -103,7 +105,7 @@ impl Player {
         )
     }
 
-    /// A receive that waits until its time is over.
+    /// A receive that waits until its time-out expires.
     fn receive_in_vain(&self, fd: Fd, wanted: usize) -> (String, String) {
         const TIME_US: i64 = 3000;
         let time = |tv_usec| libc::timeval { tv_sec: 0, tv_usec };
@@ -114,14 +116,14 @@ impl Player {
         (format!("recv {wanted} in vain"), result.to_string())
     }
 
-    /// A call that moves bytes inside the kernel: out of a file or a pipe, or into a pipe.
+    /// Moves bytes inside the kernel: out of a file or a pipe, or into a pipe.
     pub(super) fn splice(&mut self, fd: Fd, draw: &Draw, did: &mut Did) -> (String, String) {
         match draw.which % 4 {
             0 if self.ended => self.send(fd, draw, did),
             0 => self.splice_out(fd, draw, did),
             1 => self.send_file(fd, draw, did),
-            // A splice waits for TCP by the socket's own flag alone, and for any byte. On a Unix
-            // socket it waits as a receive does.
+            // On TCP, only the socket's own flag decides whether splice waits, and splice waits for
+            // any byte. On a Unix socket splice waits as a receive does.
             _ if self.waits_for(1) || self.low_water > 1 && self.role.family == libc::AF_UNIX => {
                 self.receive(fd, draw, did)
             }
@@ -152,7 +154,8 @@ impl Player {
         (format!("sendfile {}", bytes.len()), result.to_string())
     }
 
-    /// Where the kernel cuts such bytes is nobody's promise.
+    /// Splices until all wanted bytes have come, because the kernel may return them in parts of any
+    /// size.
     fn splice_in(&mut self, fd: Fd, draw: &Draw, did: &mut Did) -> (String, String) {
         let wanted = draw.len.max(1);
         let (from, to) = sys::pipe();

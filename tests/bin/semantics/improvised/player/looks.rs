@@ -1,10 +1,10 @@
-//! Turns that look and change nothing.
+//! Turns that only observe and change nothing.
 
 use super::Player;
 use crate::improvised::draw::{Draw, pick};
 use crate::sys::{self, Fd};
 
-/// Time-outs of looks, in milliseconds. A look that finds nothing sleeps for so long.
+/// Time-outs of waits, in milliseconds. A wait that finds no event sleeps for this time.
 const TIMES_MS: &[i32] = &[0, 0, 0, 2];
 
 impl Player {
@@ -41,7 +41,7 @@ impl Player {
         (name.to_owned(), seen)
     }
 
-    /// Files of other kinds, and numbers of none, are in the same set.
+    /// The set also has files of other types, and numbers that are not open.
     fn look_among_others(&self, fd: Fd, draw: &Draw, time_ms: i32) -> String {
         let (read, write) = sys::pipe();
         let event = sys::eventfd();
@@ -72,7 +72,7 @@ impl Player {
         seen
     }
 
-    /// The instance by level, looked at by poll(2) and by an instance around it.
+    /// Observes the level-triggered instance from outside, by poll(2) and by an outer instance.
     fn look_from_outside(&self, time_ms: i32) -> String {
         let outer = sys::epoll_create();
         sys::epoll_ctl(outer, libc::EPOLL_CTL_ADD, self.level, libc::EPOLLIN, 9).value();

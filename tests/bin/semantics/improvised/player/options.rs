@@ -1,11 +1,11 @@
-//! Turns that set something.
+//! Turns that set an option.
 
 use super::Player;
 use crate::improvised::draw::Draw;
 use crate::sys::{self, Fd, Ret};
 
 impl Player {
-    /// Options that change how calls behave, but nothing's time.
+    /// Sets an option that changes the results of calls, but not their timing.
     pub(super) fn set(&mut self, fd: Fd, draw: &Draw) -> (String, String) {
         let on = i32::from(draw.how.is_multiple_of(2));
         let set = |level, option, value: i32| sys::set_option(fd, level, option, value);

@@ -1,7 +1,7 @@
-//! Things that stand between the bytes: an urgent byte by TCP, a descriptor by a Unix socket.
+//! Data beside the byte stream: an urgent byte on TCP, a descriptor on a Unix socket.
 //!
-//! The role that gets it takes all that waits, call by call: where these calls are cut says where
-//! it stood.
+//! The role that gets the extra data receives all bytes, call by call. The sizes of these calls
+//! show at which position the extra data arrived.
 
 use super::Over;
 use crate::improvised::draw::Draw;
@@ -10,7 +10,7 @@ use crate::role::Checksum;
 use crate::sys;
 use crate::unix::{receive_with, send_pipe};
 
-/// Calls that take all, with much room.
+/// The largest number of calls that receive all bytes, each with a large buffer.
 const CALLS_MAX: usize = 1000;
 
 pub(super) fn lead(player: &mut Player, turn: usize, draw: &Draw) -> Over {

@@ -1,6 +1,6 @@
-//! A child of the role executes a program that uses the connection: this one again, with the
-//! library or without it. It inherits the connection, or is sent it (`SCM_RIGHTS`). It sends some
-//! bytes and takes some of the other role's.
+//! A child of the role executes a program that uses the connection. The program is this program
+//! again, with the library or without it. The child inherits the connection or receives it by
+//! `SCM_RIGHTS`. The program sends some bytes and receives some bytes from the other role.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -13,7 +13,7 @@ use crate::improvised::player::{Did, Player};
 use crate::role::{Checksum, await_events};
 use crate::sys::{self, Fd};
 
-/// How a child gets the connection, and whether it has the library.
+/// The way in which a child gets the connection, and whether the child has the library.
 #[derive(Clone, Copy, Debug)]
 enum Gift {
     Inherited,
@@ -39,7 +39,7 @@ impl Gift {
     }
 }
 
-/// Bytes that the child takes.
+/// The number of bytes that the child receives.
 fn wanted(draw: &Draw) -> usize {
     1 + draw.len
 }
@@ -53,7 +53,7 @@ pub(super) fn lead(player: &mut Player, turn: usize, draw: &Draw) -> Over {
     let bytes = player.next_bytes(draw.how as usize % 3000);
     let (ours, theirs) = pair();
     let handed = if gift.is_sent() { theirs } else { fd };
-    // The child has it by a number of its own after exec(2).
+    // Let the child inherit the descriptor across exec(2).
     for inherited in [fd, theirs] {
         sys::fcntl(inherited, libc::F_SETFD, 0).value();
     }
@@ -69,8 +69,8 @@ pub(super) fn lead(player: &mut Player, turn: usize, draw: &Draw) -> Over {
         command.env_remove("LD_PRELOAD");
     }
     if draw.how & 1024 != 0 {
-        // Then the child is made by fork(2), and not by posix_spawn(3).
-        // SAFETY: it does nothing.
+        // With a `pre_exec` hook the child is made by fork(2), not by posix_spawn(3).
+        // SAFETY: the hook does nothing.
         unsafe { command.pre_exec(|| Ok(())) };
     }
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -122,7 +122,7 @@ pub(super) fn follow(player: &mut Player, turn: usize, draw: &Draw) -> Over {
     Over::Neither
 }
 
-/// Two sockets that are no connection under test.
+/// A pair of connected sockets that is not under test.
 fn pair() -> (Fd, Fd) {
     let mut ends = [0; 2];
     // SAFETY: room for two numbers.
@@ -138,8 +138,8 @@ fn pair() -> (Fd, Fd) {
     (ends[0], ends[1])
 }
 
-/// The program that the child executes: sends its standard input, says how much of it was sent,
-/// takes so many bytes, and says their sum.
+/// The program that the child executes. It sends its standard input and prints the number of bytes
+/// sent. Then it receives `wanted` bytes and prints their checksum.
 pub(crate) fn given(how: &str, number: Fd, wanted: usize) {
     let fd = match how {
         "sent" => receive_descriptor(number),

@@ -1,5 +1,6 @@
-//! Threads of a role sleep on the connection, each in its own kind of call, until the other role
-//! sends or ends it. Meanwhile they are interrupted, or numbers of the connection come and go.
+//! Threads of a role sleep on the connection, each in its own type of call, until the other role
+//! sends or ends the connection. Meanwhile signals interrupt the threads, or descriptors of the
+//! connection are opened and closed.
 
 use std::os::unix::thread::JoinHandleExt;
 use std::time::Duration;
@@ -21,13 +22,13 @@ enum Wait {
     Ppoll,
     Select,
     Pselect,
-    /// An instance with the connection, by these modes.
+    /// An epoll instance with the connection, registered with these flags.
     Instance(i32),
-    /// An instance with such an instance.
+    /// An epoll instance that has such an instance as its member.
     Around,
     PollOfInstance,
     Peek,
-    /// Takes bytes, and only as many as leave some for all others.
+    /// Receives bytes, but leaves some for all other threads.
     Take,
     Splice,
 }
@@ -48,28 +49,29 @@ const WAITS: &[Wait] = &[
     Wait::Splice,
 ];
 
-/// Something that happens while they sleep.
+/// An event during the sleep.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Meanwhile {
     Nothing,
-    /// A signal that ends every call.
+    /// A signal that interrupts every call.
     Signal,
-    /// A signal after which a receive goes on.
+    /// A signal after which a receive continues.
     SignalToRestart,
-    /// A number of the connection comes or goes.
+    /// A descriptor of the connection is opened or closed.
     Number,
 }
 
-/// The smallest of them belong to the sleepers, who may still be opening their instances.
+/// The lowest new number. Smaller numbers belong to the sleepers, which may still be opening their
+/// instances.
 const NUMBERS_BESIDE_SLEEPERS: Fd = 100;
 
-/// Nobody else's signal.
+/// No other code uses this signal.
 const SIGNAL: i32 = libc::SIGUSR2;
 
 pub(super) fn lead(player: &mut Player, turn: usize, draw: &Draw) -> Over {
     let taken_before = take_all(player, turn);
     player.role.tell(taken_before as u32);
-    // One byte beyond what wakes a reader at all stays for those who only look.
+    // Enough bytes stay to wake the threads that only look: one byte more than the low-water mark.
     let take = draw.len.clamp(1, 5000);
     player.role.tell((take + player.low_water) as u32);
     let meanwhile = pick(
@@ -104,7 +106,8 @@ pub(super) fn lead(player: &mut Player, turn: usize, draw: &Draw) -> Over {
     let mut taken = 0;
     for (wait, sleeper) in sleepers {
         let slept = sleeper.result();
-        // The first to wake finds another picture of an end than the last.
+        // If the connection ends, the first thread to wake may see another state of the end than
+        // the last.
         let seen = match did.closed {
             true => slept.result.0.is_ok().to_string(),
             false => format!("{} {}", slept.result, slept.seen),
@@ -135,8 +138,9 @@ pub(super) fn follow(player: &mut Player, turn: usize, draw: &Draw) -> Over {
         ..*draw
     };
     let (call, seen) = match draw.how % 16 {
-        // Where bytes are never read, a close resets. The kernel tells a sleeper of the shutdown
-        // before it or of the reset, by which of them it wakes.
+        // If bytes are never read, a close resets the connection. The kernel reports the shutdown
+        // before the reset, or the reset, whichever wakes the sleeper. So this end takes one step
+        // then.
         0 => player.end_by(draw, player.unread == 0, &mut did),
         1 if !player.shut_reading => player.end_writing(fd, &mut did),
         2..6 => player.in_child(turn, fd, &Draw { fd: 0, ..send }, &mut did),
@@ -150,7 +154,7 @@ pub(super) fn follow(player: &mut Player, turn: usize, draw: &Draw) -> Over {
     over
 }
 
-/// Takes all that waits, so that nothing wakes anybody.
+/// Receives all unread bytes, so that no sleeper wakes because of them.
 pub(super) fn take_all(player: &mut Player, turn: usize) -> usize {
     let mut sum = Checksum::default();
     let mut bytes = vec![0; player.unread];
@@ -166,14 +170,14 @@ pub(super) fn take_all(player: &mut Player, turn: usize) -> usize {
     taken
 }
 
-/// The calls of up to three threads. One at most takes bytes.
+/// The calls of up to three threads. At most one of them receives bytes.
 fn chosen(draw: &Draw, meanwhile: Meanwhile) -> Vec<Wait> {
     let count = 1 + draw.call as usize % 3;
     let mut waits: Vec<Wait> = Vec::new();
     for step in 0..count as u64 {
         let wait = pick(WAITS, draw.how / 16 + step * 5);
         let is_second = wait.takes() && waits.iter().any(|other| other.takes());
-        // Afterwards poll looks at a number that may stand for nothing.
+        // After the sleep, poll would check a number that may be closed.
         let by_number = matches!(
             wait,
             Wait::Poll | Wait::Ppoll | Wait::Select | Wait::Pselect
@@ -186,7 +190,8 @@ fn chosen(draw: &Draw, meanwhile: Meanwhile) -> Vec<Wait> {
     waits
 }
 
-/// Signals come until every call has been ended by one, or one each to calls that may go on.
+/// Sends signals until each call has ended. A call that may continue after a signal gets one
+/// signal.
 fn interrupt(sleepers: &[(Wait, Sleeper<Slept>)], flags: i32) {
     interrupts::handle_signal(SIGNAL, interrupts::count, flags);
     for (wait, sleeper) in sleepers {
@@ -206,12 +211,12 @@ fn interrupt(sleepers: &[(Wait, Sleeper<Slept>)], flags: i32) {
 struct Slept {
     result: sys::Ret,
     seen: String,
-    /// Bytes that it took out of the stream.
+    /// The number of bytes that the sleeper has received.
     taken: usize,
 }
 
 impl Wait {
-    /// Whether the call is one that a signal with `SA_RESTART` does not end.
+    /// Whether a signal with `SA_RESTART` leaves this call running.
     fn receives(self) -> bool {
         matches!(self, Wait::Peek | Wait::Take | Wait::Splice)
     }
@@ -262,7 +267,8 @@ impl Wait {
                 looked(result, format!("{events:?}"))
             }
             Wait::Peek => {
-                // Which byte it sees depends on whether another thread took some before.
+                // The byte that the peek returns depends on whether another thread received bytes
+                // before.
                 let result = sys::recv(fd, &mut [0], libc::MSG_PEEK);
                 looked(result, String::new())
             }
@@ -293,7 +299,7 @@ impl Wait {
 fn instance_with(fd: Fd, modes: i32) -> Fd {
     let epoll = sys::epoll_create();
     let events = match modes {
-        // The kernel refuses it together with others than these.
+        // The kernel refuses `EPOLLEXCLUSIVE` together with flags other than these.
         libc::EPOLLEXCLUSIVE => libc::EPOLLIN,
         _ => IN,
     };
