@@ -1,12 +1,12 @@
-//! Listeners at one of the engine's addresses, and listeners that take IPv6 only.
+//! Listeners at one of the engine's addresses, and listeners that accept IPv6 only.
 
 use toehold_e2e::network::{FAR, NEAR, NEAR_V6};
 
 use crate::stage::{Stage, ok};
 
-/// Both ends agree on their names, a stream comes back whole.
+/// Both ends must report matching addresses, and a stream must return unchanged.
 fn is_served(stage: &Stage, port: u16, bound: &str, reached: &str) {
-    // Whoever was there before is gone.
+    // The listeners of the previous test are closed.
     stage.await_listeners(0);
     let port = port.to_string();
     let server = stage.near_server(&["names_server", &port, bound]);
@@ -14,19 +14,20 @@ fn is_served(stage: &Stage, port: u16, bound: &str, reached: &str) {
     let client = client.split_whitespace().collect::<Vec<_>>();
     let server = ok(server);
     let server = server.split_whitespace().collect::<Vec<_>>();
-    // listening, peer A P local A P, ok; and peer A P local A P, ok.
+    // The server prints: listening, peer A P local A P, ok. The client prints: peer A P local A P,
+    // ok.
     assert_eq!(server[2..4], client[4..6], "the client's end");
     assert_eq!(server[5..7], client[1..3], "the server's end");
     assert_eq!(client[1], reached);
     stage.await_listeners(0);
     let _server = stage.near_server(&["echo_server", &port, bound]);
-    // Enough for a channel.
+    // Enough bytes for a connection to get a channel.
     ok(stage.far("client", &["echo_client", reached, &port, "30000000"]));
     ok(stage.far("many", &["many", reached, &port, "100"]));
 }
 
 fn is_refused(stage: &Stage, port: u16, bound: &str, tried: &str) {
-    // Whoever was there before is gone.
+    // The listeners of the previous test are closed.
     stage.await_listeners(0);
     let port = port.to_string();
     let _server = stage.near_server(&["echo_server", &port, bound]);
@@ -51,7 +52,7 @@ fn listener_for_ipv6_only_leaves_ipv4_to_another() {
     is_served(&stage, 7311, "::", NEAR_V6);
     is_refused(&stage, 7312, "::", NEAR);
     stage.await_listeners(0);
-    // One port, twice.
+    // Two listeners share one port.
     let v6 = stage.near_server(&["names_server", "7313", "::"]);
     let v4 = stage.near_server(&["names_server", "7313", "0.0.0.0"]);
     ok(stage.far("v4", &["names_client", NEAR, "7313"]));
@@ -88,7 +89,8 @@ fn programs_of_the_host_reach_what_listens_at_the_engine_s_address() {
         let client = client.split_whitespace().collect::<Vec<_>>();
         let server = ok(server);
         let server = server.split_whitespace().collect::<Vec<_>>();
-        // listening, peer A P local A P, ok; and peer A P local A P, ok.
+        // The server prints: listening, peer A P local A P, ok. The client prints: peer A P local A
+        // P, ok.
         assert_eq!(client[1..3], [reached, port]);
         assert_eq!(server[5..7], client[1..3], "the server's end");
         stage.await_listeners(0);

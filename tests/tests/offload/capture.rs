@@ -1,4 +1,4 @@
-//! `toehold capture`, live, beside programs that use the link.
+//! `toehold capture` while programs use the link.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,8 +12,8 @@ use toehold_link::{CaptureReader, Direction, PacketSummary};
 
 use crate::stage::{Stage, ok};
 
-/// A capture that has begun. One that cannot write may have ended by then: the kernel says
-/// something of its own on a new link now and then.
+/// Starts a capture and waits until it has begun. A capture that cannot write may already have
+/// ended, because the kernel now and then sends frames of its own on a new link.
 fn capturing(stage: &Stage, arguments: &[&str]) -> Running {
     let before = stage.engine("captures");
     let mut command = stage.toehold.asking(&["capture"]);
@@ -26,7 +26,7 @@ fn capturing(stage: &Stage, arguments: &[&str]) -> Running {
     running
 }
 
-/// Every frame of a capture: direction, what it is, what was said of it; and how many were lost.
+/// All frames of a capture: direction, summary and comment. Asserts that no frame was lost.
 fn frames(file: &Path) -> Vec<(Direction, PacketSummary, String)> {
     let mut reader = CaptureReader::new(File::open(file).expect("a capture"));
     let mut frames = Vec::new();
@@ -66,9 +66,9 @@ fn every_frame_is_there_with_what_the_engine_did() {
     let over = wait_until(TIME_LIMIT, || stage.engine("connections") == 0);
     assert!(over, "the connection is over");
     ok(stage.near("refused", &["expect_error", FAR, "9", "ECONNREFUSED"]));
-    // Nobody listens here: the engine resets.
+    // The port has no listener, so the engine sends a reset.
     ok(stage.far("refused", &["expect_error", NEAR, "7199", "ECONNREFUSED"]));
-    // The file is written while the capture runs.
+    // The file must be written while the capture runs.
     let has = |words: &str| {
         let seen = frames(&file);
         seen.iter().any(|(_, _, comment)| comment.contains(words))
@@ -84,7 +84,7 @@ fn every_frame_is_there_with_what_the_engine_did() {
         let frames = seen.iter().filter(|(direction, ..)| *direction == way);
         frames.count() as u64
     });
-    // The kernel says something of its own on a new link now and then, perhaps before the capture
+    // The kernel now and then sends frames of its own on a new link, perhaps before the capture
     // began or after it ended.
     assert!(both[0] <= stage.engine("frames_received") - received);
     assert!(both[1] <= stage.engine("frames_sent") - sent);
@@ -119,7 +119,7 @@ fn every_frame_is_there_with_what_the_engine_did() {
     wireshark_agrees(&file, seen.len());
 }
 
-/// Wireshark's reading of a capture, where it is installed.
+/// If Wireshark is installed, it must read all frames of the capture and their comments.
 fn wireshark_agrees(file: &Path, count: usize) {
     let Some([tshark]) = host::require(["tshark"]) else {
         return;
@@ -168,7 +168,7 @@ fn reader_that_stops_reading_stops_nothing_else() {
     }
     let begun = wait_until(TIME_LIMIT, || stage.engine("captures") == 8);
     assert!(begun, "eight captures run");
-    // One too many ends at once.
+    // The ninth capture is one too many and ends at once.
     let mut command = stage.toehold.asking(&["capture"]);
     command.stdin(Stdio::null());
     let mut ninth = Running::start(command, "ninth", stage.toehold.dir());
@@ -179,7 +179,7 @@ fn reader_that_stops_reading_stops_nothing_else() {
         "{}",
         ninth.stderr()
     );
-    // Far more than their queues hold.
+    // Far more bytes than the captures' queues hold.
     let _far = stage.far_server(&["echo_server", "7105"]);
     ok(stage.near("client", &["echo_client", FAR, "7105", "100000000"]));
     assert_eq!(stage.engine("captures"), 8, "slow is not gone");
@@ -187,7 +187,7 @@ fn reader_that_stops_reading_stops_nothing_else() {
     drop(stalled);
     ok(stage.near("client", &["echo_client", FAR, "7105", "1000"]));
     assert!(wait_until(TIME_LIMIT, || stage.engine("captures") == 1));
-    // The one that is left reads what there is, and finds out what it missed.
+    // The remaining reader reads the queued frames and learns how many frames it missed.
     let mut reader = CaptureReader::new(&first.stream);
     let mut lost = 0;
     let client = stage.near("client", &["outlive", FAR, "7105"]);

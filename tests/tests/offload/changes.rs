@@ -1,5 +1,5 @@
-//! Tests of changes under an engine that runs: its addresses and routes by the operator's file, the
-//! MTU by the kernel.
+//! Changes while an engine runs: the operator's file changes addresses and routes, and the kernel
+//! changes the MTU.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use toehold_e2e::{Link, wait_until};
 
 use crate::stage::{Stage, await_word, listening, ok};
 
-/// A stage whose settings can be changed.
+/// A stage whose settings file can be changed.
 struct Changing {
     stage: Stage,
     file: PathBuf,
@@ -31,7 +31,7 @@ impl Changing {
         })
     }
 
-    /// Has the adapter read other settings, and waits until it follows them.
+    /// Makes the adapter read new settings, and waits until it follows them.
     fn change(&mut self, settings: &str) {
         let before = self.stage.engine("reconfigured");
         self.signal(settings);
@@ -70,7 +70,7 @@ fn address_that_comes_is_served_and_one_that_goes_ends_its_connections() {
         .stage
         .far("client", &["echo_client", "10.84.0.3", "7403", "1000"]));
     assert!(held.ended().is_none(), "what was there goes on");
-    // The first address goes.
+    // The first address is removed.
     all.change("address 10.84.0.3/24\n");
     ok(held);
     ok(seen);
@@ -86,7 +86,8 @@ fn address_that_comes_is_served_and_one_that_goes_ends_its_connections() {
     drop(everywhere);
 }
 
-/// Holds a connection from one side, and says with which congestion control the engine has it.
+/// Holds a connection from one side. Returns the congestion control that the engine uses for the
+/// connection.
 fn held_with(all: &Changing, is_near: bool, port: &str) -> (Running, String) {
     let host = if is_near { FAR } else { NEAR };
     let roles = if is_near { Stage::near } else { Stage::far };
@@ -99,7 +100,7 @@ fn held_with(all: &Changing, is_near: bool, port: &str) -> (Running, String) {
     let holder = roles(&all.stage, port, &["held", host, port, "ECONNRESET"]);
     await_word(&holder, "holding");
     assert!(wait_until(TIME_LIMIT, || flows().len() > before));
-    // The last one in this port's name is the new one.
+    // The last flow with this port is the new one.
     let end = if is_near { "remote" } else { "local" };
     let is_of_port = |flow: &serde_json::Value| {
         let address = flow[end].as_str().unwrap_or_default();
@@ -113,8 +114,8 @@ fn held_with(all: &Changing, is_near: bool, port: &str) -> (Running, String) {
     (holder, control.to_owned())
 }
 
-/// Holds one connection after the other, from the near side or the far one, to these ports; each
-/// has to have its congestion control.
+/// Holds connections to these ports, one after the other, from the near or the far side. Asserts
+/// that each has its congestion control.
 fn hold_all(all: &Changing, wanted: &[(bool, &str, &str)]) -> Vec<Running> {
     let hold = |&(is_near, port, control): &(bool, &str, &str)| {
         let (holder, has) = held_with(all, is_near, port);
@@ -144,7 +145,7 @@ fn connections_behave_as_the_lines_for_their_destinations_say() {
         (false, "7424", "bbr"),
     ];
     drop(hold_all(&all, &to_all));
-    // Listeners that are there follow, as the connections that are made do.
+    // Existing listeners must follow the change, as new connections do.
     all.change("address 10.84.0.2/24\ncongestion cubic\nto 10.84.0.2:7424 congestion reno\n");
     let after = [
         (true, "7422", "cubic"),
@@ -159,7 +160,7 @@ fn connection_that_is_being_made_from_an_address_that_goes_is_refused() {
     let Some(mut all) = Changing::set("address 10.84.0.2/24\n") else {
         return;
     };
-    // Nobody is there: it takes the engine seconds to be sure of that.
+    // No host has this address. The engine needs seconds to detect that.
     let connecting = all.stage.near(
         "connecting",
         &["connect_error", "10.84.0.99", "9", "EADDRNOTAVAIL"],
@@ -187,7 +188,7 @@ fn gateway_that_comes_leads_beyond_the_link() {
     ok(all
         .stage
         .near("client", &["echo_client", "10.99.0.1", "7411", "3000000"]));
-    // One that goes on while its route is away.
+    // A stream that must continue while its route is missing.
     let sent = all.stage.engine("bytes_sent");
     let stream = all
         .stage
@@ -213,7 +214,7 @@ fn settings_that_are_wrong_change_nothing() {
         return;
     };
     let _near = all.stage.near_server(&["echo_server", "7421"]);
-    // A file does not change the settings of the command line, which may be the threads.
+    // A file cannot change settings that the command line gave, which may include the threads.
     let other = match Link::of_this_run() {
         Link::Tap | Link::Xdp => "address 10.84.0.2/24\nthreads 9\n",
         Link::Packet => "share 10.84.0.2\n",
@@ -241,14 +242,14 @@ fn settings_that_are_wrong_change_nothing() {
 
 #[test]
 fn mtu_changes_in_the_middle_of_streams_both_ways() {
-    // A packet link has what its interface does.
+    // A packet link has the offloads of its interface.
     let without: &[&str] = match Link::of_this_run() {
         Link::Tap => &["--no-lso", "--no-lro"],
         Link::Packet | Link::Xdp => &["--no-lso"],
     };
     let largest = match Link::of_this_run() {
         Link::Tap | Link::Packet => "9000",
-        // Received frames stand in pieces of memory of one size.
+        // Received frames are in memory chunks of one size.
         Link::Xdp => "1700",
     };
     for options in [&[][..], without] {

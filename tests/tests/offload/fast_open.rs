@@ -1,4 +1,4 @@
-//! Fast Open (RFC 7413): payload of a SYN, from the far kernel to a program on the engine, and from
+//! Fast Open (RFC 7413): payload in a SYN, from the far kernel to a program on the engine, and from
 //! a program on the engine to the far kernel.
 
 use toehold_e2e::network::{FAR, FAR_V6, NEAR, NEAR_V6};
@@ -9,7 +9,7 @@ use crate::stage::{Stage, listening, ok};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/fast_open.py");
 
-/// A far program, where the kernel may do both sides of Fast Open.
+/// A program in the far namespace, where the kernel may use Fast Open as client and as server.
 fn far(stage: &Stage, name: &str, arguments: &[&str]) -> Running {
     let mut command = stage.network.far(&stage.python);
     command.arg(SCRIPT).args(arguments);
@@ -21,15 +21,15 @@ fn near(stage: &Stage, name: &str, arguments: &[&str]) -> Running {
     Running::start(command, name, stage.toehold.dir())
 }
 
-/// The kernel gets its cookie with the first connection. Then the request goes with the SYN, also
-/// to a server that sets the option when it listens already.
+/// The kernel gets its cookie with the first connection. After that the request travels with the
+/// SYN. A server that sets the option after listen(2) also receives such requests.
 #[test]
 fn the_kernels_syns_bring_their_payload_to_a_listener_that_asks_for_it() {
-    // A cookie of one thread is good for the others.
+    // All threads must accept a cookie that one thread has made.
     let Some(stage) = Stage::set(&["--fast-open", "server", "--threads", "2"]) else {
         return;
     };
-    // The kernel keeps one cookie for an address.
+    // The kernel keeps one cookie for each address.
     let cases = [("7411", "before", "0 1 1 1"), ("7412", "after", "1 1")];
     for (port, when, syn_data) in cases {
         let server = listening(near(&stage, "server", &["server", port, when]));
@@ -38,7 +38,8 @@ fn the_kernels_syns_bring_their_payload_to_a_listener_that_asks_for_it() {
         drop(server);
     }
     assert_eq!(stage.engine("fast_opens_accepted"), 10);
-    // A listener that does not ask for it takes no part, nor does one where the setting is off.
+    // A listener without the option takes no part in Fast Open. With the setting off, no listener
+    // does.
     let server = listening(near(&stage, "server", &["server", "7413", "never"]));
     ok(far(&stage, "client", &["client", NEAR, "7413", "0 0"]));
     drop(server);
@@ -49,7 +50,7 @@ fn the_kernels_syns_bring_their_payload_to_a_listener_that_asks_for_it() {
     drop(server);
 }
 
-/// Has the far kernel lose frames: rules of a chain at this hook.
+/// Makes the far kernel drop frames, by an nftables chain at this hook.
 fn far_loses(stage: &Stage, hook: &str, rule: &str) {
     let chain = format!("chain {hook} {{ type filter hook {hook} priority 0; {rule} drop; }}");
     let rules = format!("table inet loss {{\n{chain}\n}}");
@@ -60,14 +61,14 @@ fn far_loses(stage: &Stage, hook: &str, rule: &str) {
     assert!(output.status.success(), "{error}");
 }
 
-/// Has it lose every other one with these flags.
+/// Makes the far kernel drop every other frame with these flags.
 fn far_loses_every_other(stage: &Stage, hook: &str, flags: &str) {
     let rule = format!("tcp flags & (syn | ack) == {flags} numgen inc mod 2 0");
     far_loses(stage, hook, &rule);
 }
 
-/// Every other SYN, or every other SYN-ACK, is lost. Of the latter the server has the request, and
-/// has answered before the kernel knows that there is a connection.
+/// Every other SYN, or every other SYN-ACK, is lost. If a SYN-ACK is lost, the server already has
+/// the request and has answered before the kernel knows that the connection exists.
 #[test]
 fn requests_arrive_once_where_syns_and_syn_acks_are_lost() {
     let Some(stage) = Stage::set(&["--fast-open", "server"]) else {
@@ -85,7 +86,7 @@ fn requests_arrive_once_where_syns_and_syn_acks_are_lost() {
     drop(server);
 }
 
-/// Has the far kernel take payload of SYNs.
+/// Makes the far kernel accept payload in SYNs.
 fn far_takes_payload(stage: &Stage) {
     let mut command = stage.network.far("sh");
     let script = "echo 3 > /proc/sys/net/ipv4/tcp_fastopen";
@@ -93,11 +94,11 @@ fn far_takes_payload(stage: &Stage) {
     assert!(done.is_ok_and(|status| status.success()));
 }
 
-/// The first connection brings a cookie, and the request of each further one goes with its SYN,
-/// however the program sends it: so the far kernel says.
+/// The first connection brings a cookie. After that each request travels with its SYN, whichever
+/// call the program uses. The far kernel reports this.
 #[test]
 fn requests_of_programs_go_with_their_syns() {
-    // Each remote's cookies are one thread's.
+    // Each remote's cookies belong to one thread.
     let Some(stage) = Stage::set(&["--fast-open", "client", "--threads", "2"]) else {
         return;
     };
@@ -119,7 +120,7 @@ fn requests_of_programs_go_with_their_syns() {
     ] {
         asking(FAR, "420", way, "1 1");
     }
-    // More than a SYN takes along, and less.
+    // Requests that are larger than the payload of a SYN, and smaller ones.
     for way in [
         "sendto-blocks",
         "sendmsg-blocks",
@@ -132,13 +133,14 @@ fn requests_of_programs_go_with_their_syns() {
         asking(FAR, "1", way, "1");
     }
     asking(FAR_V6, "1400", "sendmsg-polls", "0 1");
-    // All that were told `1` above.
+    // The number of connections with `1` in the lists above.
     assert_eq!(stage.engine("fast_opens_acknowledged"), 29);
     drop(server);
 }
 
-/// Every other SYN of the engine's, or every other SYN-ACK, is lost. Of the latter the server has
-/// the request already. Whoever loses a SYN is not sent payload for a while.
+/// Every other SYN of the engine, or every other SYN-ACK, is lost. If a SYN-ACK is lost, the server
+/// already has the request. After a lost SYN, the engine sends that remote no payload in SYNs for a
+/// while.
 #[test]
 fn requests_of_programs_arrive_once_where_syns_and_syn_acks_are_lost() {
     let Some(stage) = Stage::set(&["--fast-open", "on"]) else {
@@ -169,7 +171,7 @@ fn requests_of_programs_arrive_once_where_syns_and_syn_acks_are_lost() {
     }
 }
 
-/// A call that waits hears it, and after one that does not the next.
+/// A blocking call returns the error. After a non-blocking call the next call returns it.
 #[test]
 fn programs_hear_that_a_message_with_payload_was_refused() {
     let Some(stage) = Stage::set(&["--fast-open", "client"]) else {
@@ -198,8 +200,8 @@ fn programs_hear_that_a_message_with_payload_was_refused() {
     }
 }
 
-/// The server has the request, and the engine dies before it knows. The kernel must not send the
-/// request once more, although it could: here its own connections get through.
+/// The server has the request, and the engine dies before it knows that. The kernel must not send
+/// the request a second time, although the kernel's own connections work here.
 #[test]
 fn an_adapter_that_dies_behind_a_request_is_an_error() {
     let shared = format!("{NEAR}:7900");
@@ -252,8 +254,8 @@ fn an_adapter_that_dies_behind_a_request_is_an_error() {
     }
 }
 
-/// The program sees what it sees on the kernel: the far one opens connections to the engine. A
-/// connection that is given up before its first bytes does not reach the remote.
+/// The results must match the kernel's, which opens connections from the far side to the engine. A
+/// connection that is closed before its first bytes must not reach the remote.
 #[test]
 fn connections_wait_for_their_first_bytes_as_on_the_kernel() {
     let Some(stage) = Stage::set(&["--fast-open", "on"]) else {
@@ -264,7 +266,7 @@ fn connections_wait_for_their_first_bytes_as_on_the_kernel() {
     let by_kernel = ok(far(&stage, "far-client", &["deferring", NEAR, "7481"]));
     let far_server = listening(far(&stage, "far-server", &["telling", "7481"]));
     let by_engine = ok(near(&stage, "near-client", &["deferring", FAR, "7481"]));
-    // TCP_INFO of a near server tells of its carrier.
+    // In a near server TCP_INFO describes its carrier, so these lines are left out.
     let seen = |said: &str| -> Vec<String> {
         let lines = said.lines().filter(|line| !line.starts_with("syn data"));
         lines.map(str::to_owned).collect()
@@ -286,7 +288,7 @@ fn connections_wait_for_their_first_bytes_as_on_the_kernel() {
     }
 }
 
-/// A program that asks for nothing any more when the remote has answered has not lost its request.
+/// A program that makes no more calls after the remote has answered has not lost its request.
 #[test]
 fn requests_of_programs_that_leave_arrive() {
     let Some(stage) = Stage::set(&["--fast-open", "client"]) else {
@@ -311,7 +313,7 @@ fn requests_of_programs_that_leave_arrive() {
     }
 }
 
-/// Messages open connections through the engine, and go behind the handshake.
+/// Messages open connections through the engine, and are sent after the handshake.
 #[test]
 fn no_request_goes_with_a_syn_where_the_setting_is_off() {
     let settings = [

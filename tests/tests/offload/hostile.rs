@@ -1,5 +1,5 @@
-//! Programs that mean no good, beside one that does: they lose their own connections, and nothing
-//! else is lost.
+//! Hostile programs beside a good one: the hostile programs lose their own connections, and no
+//! other connection suffers.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ fn hostile(stage: &Stage, path: Path, arguments: &[&str]) -> Running {
     Running::start(command, "hostile", stage.toehold.dir())
 }
 
-/// Streams and short connections of somebody else's, while `hostile` goes on and after it.
+/// Another program's streams and short connections must work while `hostile` runs, and after it.
 fn others_go_on(stage: &mut Stage, mut hostile: Running, until: &str) {
     let begun = wait_until(TIME_LIMIT, || {
         hostile.ended().is_some() || hostile.stdout().contains(until)
@@ -71,7 +71,7 @@ fn carriers_lead_nowhere_without_their_program_s_token() {
     assert!(begun, "{}", program.outputs());
     let refused = wait_until(TIME_LIMIT, || stage.engine("carriers_refused") > 1000);
     assert!(refused, "{}", program.outputs());
-    // The program's own, by which it became known.
+    // The only connection is the program's own. The adapter knows the program by it.
     assert_eq!(stage.engine("connections_opened"), 1);
     others_go_on(&mut stage, program, "speaking");
 }

@@ -1,4 +1,4 @@
-//! Tests of the interface that a link is on.
+//! Tests of the interface under a link.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use toehold_e2e::{Link, Network, Path, Toehold, host, wait_until};
 
 use crate::stage::{SCRIPT, Stage, await_word, listening, ok};
 
-/// An interface that is gone costs nothing, and is opened when it comes back.
+/// A missing interface costs no processor time. The adapter opens the interface when it comes back.
 pub(crate) fn comes_back(link: Link, options: &[&str]) {
     let Some(mut stage) = Stage::set_over(link, options) else {
         return;
@@ -24,11 +24,11 @@ pub(crate) fn comes_back(link: Link, options: &[&str]) {
     });
     let is_gone = |stage: &Stage| stage.toehold.known()["engine"]["link_gone"] == true;
     assert!(wait_until(TIME_LIMIT, || is_gone(&stage)));
-    // Nothing to do is no reason to stay awake.
+    // Without an interface the engine must sleep.
     let before = stage.engine("sleeps");
     sleep(Duration::from_millis(500));
     assert!(stage.engine("sleeps") < before + 500);
-    // Another one of its name is as good, whatever its Ethernet address.
+    // Another interface of this name serves as well, even if it has another Ethernet address.
     let tap = ["tuntap", "add", "dev", "toe0", "mode", "tap", "vnet_hdr"];
     assert!(match is_tap {
         true => network.far_ip(&tap),
@@ -44,10 +44,10 @@ pub(crate) fn comes_back(link: Link, options: &[&str]) {
     ok(holder);
 }
 
-/// Without such an interface everything stays on the host path; the adapter says what is wrong with
-/// this one.
+/// Without a usable interface all connections stay on the host path. The adapter says why it cannot
+/// use this interface.
 pub(crate) fn cannot_be_had(link: &str, said: &str) {
-    // Whether there may be a link at all.
+    // Skips the test where no link is possible at all.
     if Network::with(Link::Tap).is_none() {
         return;
     }

@@ -1,7 +1,7 @@
-//! Kills of the adapter, where the near kernel and the engine share one address.
+//! Kills of the adapter while the near kernel and the engine share one address.
 //!
-//! A thousand of them take half an hour for each link and test:
-//! `TOEHOLD_SOAK=1000 cargo xtask e2e every_kill`.
+//! A thousand kills take half an hour for each link and test: `TOEHOLD_SOAK=1000 cargo xtask e2e
+//! every_kill`.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,14 +16,14 @@ use toehold_e2e::{Link, Nginx, Path as Way, host, wait_until};
 use crate::shared::kernel_server;
 use crate::stage::{Stage, await_word, ok};
 
-/// Each takes about two seconds.
+/// Each kill takes about two seconds.
 const KILLS_MIN: u64 = 4;
-/// A kill comes at any moment of so many milliseconds of load.
+/// A kill comes at a random moment within this many milliseconds of load.
 const LOAD_MS_MAX: u64 = 300;
 
-/// Kills of the adapter under load. The kernel's connections are not touched, and the kernel resets
-/// the engine's. A connection to the engine's port that is made meanwhile is the kernel's, and
-/// stays the kernel's. IPv4 and IPv6 in turns.
+/// Kills the adapter under load. The kernel's connections continue, and the kernel resets the
+/// engine's connections. A new connection to the engine's port belongs to the kernel, and stays
+/// with the kernel after the adapter is back. The rounds alternate between IPv4 and IPv6.
 fn only_the_engines_connections_end_with_it(link: Link) {
     let shares = [
         format!("{NEAR}:7921-7999"),
@@ -45,7 +45,7 @@ fn only_the_engines_connections_end_with_it(link: Link) {
         assert_eq!(stage.engine("connections_accepted"), 10);
         stage.toehold.adapter().signal(libc::SIGKILL);
         ok(over_engine);
-        // The program listens still, on the kernel.
+        // The program still listens, on the kernel.
         let mut kept = stage.far("kept", &["steady", at, &port]);
         await_word(&kept, "holding");
         stage.toehold.start_adapter();
@@ -70,8 +70,8 @@ fn only_the_engines_connections_end_with_it_over_an_xdp_link() {
     only_the_engines_connections_end_with_it(Link::Xdp);
 }
 
-/// A stopped adapter answers nobody, and a killed one may take long to end. A client that connects
-/// meanwhile must not hang: the program listens on the kernel, too.
+/// A stopped adapter answers no segments, and a killed adapter may take long to end. A client that
+/// connects meanwhile must not hang, because the program also listens on the kernel.
 fn kernel_takes_new_connections_of_a_stopped_engine(link: Link) {
     let Some(mut stage) = Stage::set_sharing(link, &["--share", &format!("{NEAR}:7921")]) else {
         return;
@@ -83,7 +83,7 @@ fn kernel_takes_new_connections_of_a_stopped_engine(link: Link) {
     let client = |stage: &Stage, name| stage.far(name, &["echo_client", NEAR, "7921", "1000000"]);
     ok(client(&stage, "meanwhile"));
     stage.toehold.adapter().signal(libc::SIGCONT);
-    // The engine's connection waited.
+    // The engine's connection continues.
     over_engine.signal(libc::SIGUSR1);
     ok(over_engine);
     assert_eq!(stage.engine("connections_accepted"), 1);
@@ -101,20 +101,20 @@ fn kernel_takes_new_connections_of_a_stopped_engine_over_an_xdp_link() {
     kernel_takes_new_connections_of_a_stopped_engine(Link::Xdp);
 }
 
-/// A second's load on a server of the kernel's.
+/// Starts one second of load on a server on the kernel.
 fn start_wrk(mut wrk: Command, server: &str, dir: &Path) -> Running {
     wrk.args(["-t1", "-c10", "-d1s", &format!("http://{server}/1000")]);
     Running::start(wrk, "wrk", dir)
 }
 
-/// The load ended, and none of its connections failed.
+/// Asserts that the load has ended and that none of its connections failed.
 fn assert_served(load: Running, round: u64) {
     let report = load.success(TIME_LIMIT);
     let is_clean = report.contains("Requests/sec") && !report.contains("Socket errors");
     assert!(is_clean, "round {round}: {report}");
 }
 
-/// nginx on the kernel and Redis on the engine, at one address and both under load.
+/// nginx on the kernel and Redis on the engine, at one address, both under load.
 fn kernels_connections_outlive_every_kill(link: Link) {
     let programs = ["redis-server", "redis-benchmark", "nginx", "wrk"];
     let Some([redis, benchmark, nginx, wrk]) = host::require(programs) else {
@@ -152,12 +152,13 @@ fn kernels_connections_outlive_every_kill(link: Link) {
         let ended = over_engine.ended();
         assert!(ended.is_none(), "round {round}: {}", over_engine.outputs());
         stage.toehold.adapter().signal(libc::SIGKILL);
-        // Nobody tells a client whose request was acknowledged before: it may wait for its answer.
+        // If a client's request was acknowledged before the kill, the client gets no reset and may
+        // wait for its answer.
         let ended = over_engine.wait(Duration::from_secs(1));
         let is_reset = over_engine.stderr().contains("Connection reset by peer");
         assert!(ended.is_none() || is_reset, "{}", over_engine.outputs());
         drop(over_engine);
-        // Redis listens still, on the kernel.
+        // Redis still listens, on the kernel.
         ask("1000").success(TIME_LIMIT);
         assert_served(load, round);
         drop(server);
@@ -177,9 +178,8 @@ fn kernels_connections_outlive_every_kill_over_an_xdp_link() {
     kernels_connections_outlive_every_kill(Link::Xdp);
 }
 
-/// A client on the kernel and one on the engine, whose connections go out from few ports of the
-/// host's: a port comes again soon, while the remote may still hold the connection that a kill
-/// ended.
+/// A client on the kernel and a client on the engine. Their connections use few local ports, so a
+/// port is reused soon. The remote may still hold the connection that a kill ended.
 fn connections_go_out_after_every_kill(link: Link) {
     let Some([nginx, wrk]) = host::require(["nginx", "wrk"]) else {
         return;

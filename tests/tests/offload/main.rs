@@ -1,5 +1,5 @@
-//! Programs over the adapter's own TCP engine, against programs on kernel TCP in another network
-//! namespace.
+//! Programs on the adapter's TCP engine, with programs on kernel TCP in another network namespace
+//! at the other end.
 
 mod addresses;
 mod capture;
@@ -64,7 +64,7 @@ fn payload_of_a_lone_stream_is_read_to_where_it_belongs() {
     ok(stage.near("client", &["echo_client", FAR, "7001", "100000000"]));
     let in_place = stage.engine("payloads_in_place");
     assert!(in_place > 0);
-    // With two programs there might be one that sees what is the other's.
+    // With two programs, payload in place could let one program see the other program's bytes.
     let _near = stage.near_server(&["echo_server", "7002"]);
     ok(stage.near("client", &["echo_client", FAR, "7001", "20000000"]));
     assert_eq!(stage.engine("payloads_in_place"), in_place);
@@ -82,7 +82,7 @@ fn payload_over_ipv6_is_read_to_where_it_belongs() {
     }
 }
 
-/// One setting of the adapter that runs; what it said against it.
+/// Changes one setting of the running adapter; returns its error message, if any.
 fn set(stage: &Stage, setting: &str) -> Option<String> {
     let mut set = stage.toehold.asking(&["adapter", "--set", setting]);
     let output = set.output().expect("it runs");
@@ -171,7 +171,7 @@ fn switches_are_thrown_under_a_stream() {
     assert!(wrong.contains("no NAME=VALUE"), "{wrong}");
 }
 
-/// The far kernel computes checksums where its device does not.
+/// The far kernel computes checksums in this test, because its device does not.
 #[test]
 fn checksums_are_verified_here_or_by_nobody() {
     for (link, way) in [
@@ -227,7 +227,8 @@ fn both_sides_are_told_the_true_addresses() {
     let client = client.split_whitespace().collect::<Vec<_>>();
     let server = ok(server);
     let server = server.split_whitespace().collect::<Vec<_>>();
-    // listening, peer A P local A P, ok; and peer A P local A P, ok.
+    // The server prints: listening, peer A P local A P, ok. The client prints: peer A P local A P,
+    // ok.
     assert_eq!(server[2..4], client[4..6], "the client's end");
     assert_eq!(server[5..7], client[1..3], "the server's end");
     let server = stage.far_server(&["names_server", "7004"]);
@@ -247,7 +248,7 @@ fn connects_that_fail_fail_as_on_the_kernel() {
         "unreachable",
         &["expect_error", "10.84.0.77", "9", "EHOSTUNREACH"],
     ));
-    // Not the engine's: the near kernel has no way there either.
+    // This address is not the engine's, and the near kernel has no route to it either.
     ok(stage.near(
         "elsewhere",
         &["expect_error", "10.99.0.1", "9", "ENETUNREACH"],
@@ -264,7 +265,7 @@ fn connects_that_a_router_refuses_fail_as_on_the_kernel() {
         let output = command.args(&arguments[1..]).output().expect("iproute2");
         assert!(output.status.success(), "{arguments:?}: {output:?}");
     };
-    // A kernel reports why it does not forward only when forwarding is on.
+    // A kernel reports unreachable destinations only when forwarding is on.
     far(&["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]);
     far(&["ip", "route", "add", "unreachable", "10.97.0.0/16"]);
     far(&["ip", "route", "add", "prohibit", "10.98.0.0/16"]);
@@ -311,8 +312,8 @@ fn busy_connections_get_channels_and_give_them_back() {
         by_rings() >= 1 && stage.engine("channels") >= 1
     });
     assert!(seen, "{:?}", stage.toehold.connections());
-    // Back to the carrier and up again, in the middle of it all; after the longer pauses with
-    // another channel.
+    // Connections move back to the carrier and up again, in the middle of their streams. After the
+    // longer pauses they have another channel.
     for pause_ms in [50, 300, 50, 300] {
         stage.toehold.detach_all();
         std::thread::sleep(Duration::from_millis(pause_ms));
@@ -326,7 +327,8 @@ fn busy_connections_get_channels_and_give_them_back() {
 
 #[test]
 fn channel_that_was_taken_back_is_asked_for_again() {
-    // Eight connections, of which seven are already too many; later only four.
+    // The client first uses eight connections, and seven are already too many for eight places.
+    // Later it uses only four.
     let Some(stage) = Stage::set(&["--max-connections", "8"]) else {
         return;
     };
@@ -390,7 +392,7 @@ fn silent_remote_is_given_up_as_the_program_has_set() {
     for program in impatient.iter().chain([&patient, &far]) {
         await_word(program, "holding");
     }
-    // Answered probes are no reason to give up.
+    // The remote answers probes, so no connection may be given up.
     std::thread::sleep(Duration::from_secs(4));
     assert_eq!(stage.engine("connections"), 7);
     assert!(stage.network.far_ip(&["link", "set", "toe0", "down"]));
@@ -431,7 +433,7 @@ fn what_the_remote_has_not_acknowledged_is_counted() {
 #[test]
 fn remote_that_never_finishes_keeps_no_connection_of_a_program_that_has_closed() {
     let Some(stage) = Stage::set(&[]) else { return };
-    // As long as the kernel would wait, which is a minute where nobody says otherwise.
+    // The engine waits as long as the kernel would: the kernel's default is one minute.
     let mut wait = stage.network.near("sh");
     wait.args(["-c", "echo 1 > /proc/sys/net/ipv4/tcp_fin_timeout"]);
     assert!(wait.status().expect("sh runs").success());
@@ -439,7 +441,7 @@ fn remote_that_never_finishes_keeps_no_connection_of_a_program_that_has_closed()
     ok(stage.near("closing", &["closing_client", FAR, "7041"]));
     let over = wait_until(TIME_LIMIT, || stage.engine("connections") == 0);
     assert!(over, "{} connections are left", stage.engine("connections"));
-    // A program that has only finished sending goes on receiving.
+    // A program that has only shut down sending continues to receive.
     let far = stage.far_server(&["late_server", "7042", "4"]);
     ok(stage.near("half-closed", &["half_closed", FAR, "7042", "4"]));
     ok(far);
@@ -466,7 +468,7 @@ fn children_serve_what_their_parent_accepts() {
         ok(stage.far("client", &["echo_client", NEAR, "7013", "100000"]));
     }
     ok(server);
-    // The listener is gone with its last process.
+    // The listener is closed with its last process.
     stage.await_listeners(0);
     ok(stage.far("refused", &["expect_error", NEAR, "7013", "ECONNREFUSED"]));
 }
@@ -488,7 +490,7 @@ fn killed_adapter_looks_like_a_failed_interface() {
         reset - killed.as_secs_f64() < 1.0,
         "the reset took its time"
     );
-    // Another adapter serves new programs.
+    // A new adapter serves new programs.
     stage.toehold.start_adapter();
     assert!(stage.network.bring_up(), "the new link");
     ok(stage.near("client", &["echo_client", FAR, "7014", "100000"]));
@@ -504,12 +506,12 @@ fn adapter_that_is_told_to_stop_resets_both_sides() {
     await_word(&holder, "holding");
     stage.toehold.adapter().signal(libc::SIGTERM);
     ok(holder);
-    // The remote does not have to find out by its own timer.
+    // The reset tells the remote at once, before the remote's own timers expire.
     ok(seen);
 }
 
-/// A service manager puts its socket where programs look for an adapter that has an engine: that
-/// adapter stays, because its engine's connections would end with it.
+/// A service manager binds its socket where programs look for an adapter that has an engine. The
+/// adapter with the engine stays, because its connections would end with it.
 #[test]
 fn adapter_with_an_engine_stays_where_a_service_manager_takes_its_place() {
     let Some(mut stage) = Stage::set(&[]) else {
@@ -531,7 +533,7 @@ fn adapter_with_an_engine_stays_where_a_service_manager_takes_its_place() {
     holder.signal(libc::SIGUSR1);
     ok(holder);
     assert!(adapter.ended().is_none(), "{}", adapter.outputs());
-    // The manager's adapter serves who comes once this one has ended.
+    // When this adapter has ended, the manager's adapter serves new programs.
     adapter.stop();
     assert!(stage.toehold.status().is_object() && manager.started() > 0);
 }
@@ -593,7 +595,7 @@ fn without_a_tap_device_everything_stays_on_the_host_path() {
     assert!(server.ended().is_none());
 }
 
-/// Over a short path, BBR's model paces.
+/// On a short path only BBR's model paces.
 #[test]
 fn connections_behave_as_the_settings_say() {
     let options = ["--congestion", "bbr", "--ecn", "on", "--pacing", "off"];
@@ -611,7 +613,7 @@ fn connections_behave_as_the_settings_say() {
         assert_eq!(flow["congestion"], "bbr", "{flow}");
         assert_eq!(flow["pacing"], true, "{flow}");
     }
-    // The two commands tell it as text, too.
+    // The two commands show the settings as text, too.
     let explained = stage.toehold.ask(&["explain", "python", ":7991"]);
     let explained = explained.expect("all of them are accelerated");
     assert!(explained.contains("\n  bbr, "), "{explained}");
@@ -619,7 +621,7 @@ fn connections_behave_as_the_settings_say() {
     let status = stage.toehold.ask(&["status", "--counters"]);
     let status = status.expect("an adapter");
     assert_eq!(status.matches("\n        bbr, ").count(), 3, "{status}");
-    // Each setting is shown as it is now.
+    // Each setting is shown with its current value.
     let changes = [
         "window=32",
         "congestion=reno",
@@ -641,7 +643,7 @@ fn connections_behave_as_the_settings_say() {
     }
 }
 
-/// RFC 9768 with the kernel as the remote, while every tenth packet is marked on its way.
+/// RFC 9768 with the kernel as the remote. Every tenth packet gets a congestion mark on its way.
 #[test]
 fn marks_are_counted_both_ways() {
     let options = ["--ecn", "accurate"];
@@ -655,7 +657,7 @@ fn marks_are_counted_both_ways() {
         let mut command = stage.network.far("sh");
         command.args(["-c", script]).output().expect("a shell")
     };
-    // A kernel that has RFC 3168's feedback alone refuses the number.
+    // A kernel that supports only RFC 3168's feedback refuses the number 3.
     let is_accurate = far("echo 3 > /proc/sys/net/ipv4/tcp_ecn").status.success();
     if !is_accurate {
         assert!(far("echo 1 > /proc/sys/net/ipv4/tcp_ecn").status.success());
@@ -683,7 +685,7 @@ fn marks_are_counted_both_ways() {
         assert_eq!(flow["ecn"], true, "{flow}");
         assert_eq!(flow["accurate_ecn"], is_accurate, "{flow}");
     }
-    // The engine has told the kernel of its marks.
+    // The engine must have reported its marks to the kernel.
     let counts = far("cat /proc/net/netstat").stdout;
     let counts = String::from_utf8_lossy(&counts);
     let mut lines = counts.lines().filter(|line| line.starts_with("TcpExt:"));

@@ -1,4 +1,4 @@
-//! A packet socket on an interface that the kernel uses as well.
+//! A packet socket on an interface that the kernel uses, too.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use toehold_e2e::{Link, host, wait_until};
 use crate::interface;
 use crate::stage::{SCRIPT, Stage, ok};
 
-/// The near kernel's own address on the same interface, and the far one's that it talks to.
+/// The near kernel's own address on this interface, and the far kernel's address.
 const NEAR_KERNEL: &str = "10.86.0.2/24";
 const FAR_KERNEL: &str = "10.86.0.1";
 
@@ -34,7 +34,7 @@ fn engine_and_kernel_share_an_interface() {
     let on_kernel = Running::start(command, "kernel-client", stage.toehold.dir());
     ok(on_kernel);
     on_engine.into_iter().for_each(|client| drop(ok(client)));
-    // The engine has never seen the kernel's connections.
+    // The engine must not have seen the kernel's connections.
     assert_eq!(stage.engine("connections_opened"), 1);
     assert_eq!(stage.engine("resets_sent"), 0);
     assert_eq!(stage.engine("frames_malformed"), 0);
@@ -42,7 +42,7 @@ fn engine_and_kernel_share_an_interface() {
 
 #[test]
 fn payload_of_several_programs_is_read_to_where_it_belongs() {
-    // Frames that are passed on between threads are copied.
+    // Frames that are passed on between threads are copied, so one thread is used.
     let Some(stage) = Stage::set_over(Link::Packet, &["--threads", "1"]) else {
         return;
     };

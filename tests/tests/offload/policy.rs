@@ -1,5 +1,5 @@
-//! Tests of the policy for connections through the engine: the program under `--path offload`, the
-//! operator's rules under `--path auto`.
+//! The policy for connections through the engine: the program's choice by `--path offload`, and the
+//! operator's rules with `--path auto`.
 
 use toehold_e2e::network::FAR;
 use toehold_e2e::process::TIME_LIMIT;
@@ -16,17 +16,17 @@ fn rules_choose_by_destination_for_programs_that_did_not_ask() {
     let _far = stage.far_server(&["echo_server", "7201"]);
     let _other = stage.far_server(&["echo_server", "7202"]);
     let auto = |name: &str, arguments: &[&str]| stage.near_on(Path::Auto, name, arguments);
-    // Offload where a rule says so.
+    // The engine serves a destination that a rule names.
     ok(auto("ruled", &["echo_client", FAR, "7201", "3000000"]));
     assert_eq!(stage.engine("connections_opened"), 1);
-    // A destination that the engine could reach and no rule names is the kernel's, and this kernel
-    // has no route there.
+    // If no rule names a destination, it belongs to the kernel, even if the engine could reach it.
+    // The kernel has no route to it here.
     ok(auto(
         "unruled",
         &["expect_error", FAR, "7202", "ENETUNREACH"],
     ));
     ok(stage.near("asked", &["echo_client", FAR, "7202", "1000"]));
-    // Two programs of this host meet in shared memory.
+    // Two programs of this host use shared memory.
     let _near = listening(auto("near-server", &["echo_server", "7203"]));
     let client = auto("near-client", &["outlive", "127.0.0.1", "7203"]);
     await_word(&client, "holding");

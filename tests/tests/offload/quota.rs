@@ -1,4 +1,5 @@
-//! A program at its quota is refused, and nobody else; what ends makes room.
+//! A program at its quota is refused more connections; other programs are not. A connection that
+//! ends makes room for another.
 
 use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::TIME_LIMIT;
@@ -19,7 +20,7 @@ fn program_at_its_quota_is_refused_until_it_has_closed_some() {
     assert!(is_full && full.ended().is_none(), "{}", full.outputs());
     assert_eq!(stage.engine("connections"), 5);
     assert_eq!(stage.engine("over_quota"), 4);
-    // Somebody else has a quota of its own.
+    // Another program has its own quota.
     ok(stage.near("other", &["echo_client", FAR, "7601", "300000"]));
     assert_eq!(stage.engine("over_quota"), 4);
     full.signal(libc::SIGUSR1);
@@ -44,9 +45,9 @@ fn remotes_of_a_program_at_its_quota_are_reset_until_there_is_room() {
     assert!(stage.engine("over_quota") >= 3);
 }
 
-/// Each connection takes a descriptor of the adapter. Seven tenths of them are for connections, a
-/// program has three quarters of what others leave, and the adapter answers its programs with the
-/// rest.
+/// Each connection uses a descriptor of the adapter. Seven tenths of the descriptors are for
+/// connections. Each program may have three quarters of those that other programs leave. With the
+/// rest the adapter answers its programs.
 #[test]
 fn program_with_many_connections_leaves_descriptors_to_others() {
     let Some(mut stage) = Stage::set_over(Link::Packet, &["--threads", "1"]) else {

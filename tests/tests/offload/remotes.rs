@@ -1,8 +1,9 @@
-//! Remotes that mean no good: the adapter keeps its budget for memory, and others go on.
+//! Hostile remotes: the adapter stays within its memory budget, and other connections continue.
 //!
-//! The whole attack is `TOEHOLD_SOAK=32000 cargo xtask e2e remotes`, with the budget that an
-//! adapter has by default. Each connection takes a descriptor of the adapter, and one program's
-//! connections have half of them: where `ulimit -Hn` is below 65,000, remotes past that are reset.
+//! The command for the whole attack is `TOEHOLD_SOAK=32000 cargo xtask e2e remotes`, with an
+//! adapter's default budget. Each connection uses a descriptor of the adapter, and one program's
+//! connections may use half of the descriptors. If `ulimit -Hn` is below 65,000, the remotes above
+//! the limit are reset.
 
 use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{Running, TIME_LIMIT};
@@ -11,14 +12,14 @@ use toehold_e2e::{Link, host, wait_until};
 use crate::stage::{Stage, ok};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/hostile_remote.py");
-/// Connections of the attack in every run; more than the smallest budget has room for.
+/// The number of connections of the attack in every run: more than fit into the smallest budget.
 const CONNECTIONS: u64 = 2_000;
-/// Connections from which on the default budget is used.
+/// From this number of connections on, the default budget is used.
 const CONNECTIONS_MANY: u64 = 16_000;
 const BUDGET_MB_MIN: u64 = 64;
 const BUDGET_MB_DEFAULT: u64 = 1_024;
 
-/// Memory of a process that is in no file, in bytes.
+/// The anonymous resident memory of a process, in bytes.
 fn resident_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
     let line = status.lines().find(|line| line.starts_with("RssAnon:"));

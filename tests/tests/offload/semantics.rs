@@ -1,8 +1,8 @@
 //! The semantics suite over the engine: a program at either end of a connection to another network
-//! sees what it sees on the kernel.
+//! must see the kernel's results.
 //!
-//! It is played over one kind of link, by an engine of one thread: what a program sees does not
-//! hang on these.
+//! The suite runs over one type of link, with an engine of one thread, because the results do not
+//! depend on the link or on the number of threads.
 
 use std::thread;
 
@@ -15,7 +15,7 @@ use crate::stage::Stage;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_semantics");
 
-/// Cases that are about what the engine does not have.
+/// Cases about features that the engine does not have.
 const NOT_PLAYED: &[(&str, &str)] = &[
     (
         "urgent_byte_travels_out_of_band",
@@ -35,7 +35,7 @@ const NOT_PLAYED: &[(&str, &str)] = &[
 ];
 const LOCAL: &str = "a Unix socket leads to no other host";
 
-/// Differences that a network between the ends causes, or an engine.
+/// Differences that a network between the ends causes, or that an engine causes.
 const DIFFERENCES: &[Difference] = &[
     Difference {
         case: "unsent_bytes_are_none_when_all_is_read",
@@ -69,14 +69,14 @@ const DIFFERENCES: &[Difference] = &[
     },
 ];
 
-/// True when one of the ends is by rings both ways.
+/// True if one of the ends uses rings in both directions.
 fn is_by_rings(ends: &[&Connection]) -> bool {
     let has_moved = |end: &Connection, key| end.count(key) > 0;
     let mut ends = ends.iter();
     ends.any(|end| has_moved(end, "bytes_ring_tx") && has_moved(end, "bytes_ring_rx"))
 }
 
-/// Plays a case with the program under test as its server, or as its client.
+/// Plays a case with the program under test as the server or as the client.
 fn play(stage: &Stage, case: &str, is_server: bool) -> Duet {
     let options = toehold_e2e::duet::options_of(case);
     let near = (stage.toehold).command_with(Path::Offload, options, PROGRAM);
@@ -103,9 +103,9 @@ fn play(stage: &Stage, case: &str, is_server: bool) -> Duet {
     duet
 }
 
-/// Plays a group's cases on either side and compares each with the kernel's transcript; reports all
-/// that differ. Those of a large group are played on several stages at once: it would end long
-/// after all others.
+/// Plays the cases of a group on both sides, compares each with the kernel's transcript, and
+/// reports all differences. The cases of a large group run on several stages in parallel, because
+/// such a group would otherwise end long after all others.
 fn compare(group: &str) {
     if Link::of_this_run() != Link::Tap {
         eprintln!("played over a TAP link");
@@ -140,7 +140,7 @@ fn compare(group: &str) {
 
 const CASES_OF_ONE_STAGE_MAX: usize = 30;
 
-/// Plays cases on a stage of their own.
+/// Plays cases on a separate stage.
 fn complaints<'a>(all: impl Iterator<Item = &'a String>) -> Vec<String> {
     let mut complaints = Vec::new();
     let Some(stage) = Stage::set(&["--threads", "1", "--fast-open", "on"]) else {

@@ -1,4 +1,4 @@
-//! nginx with wrk and curl, and ssh with sshd: each at either end of the engine.
+//! nginx with wrk and curl, and ssh with sshd; the engine serves either end.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use toehold_e2e::{Nginx, host, wait_until};
 
 use crate::stage::Stage;
 
-/// The side of a server.
+/// The side on which a server runs.
 #[derive(Clone, Copy, PartialEq)]
 enum Side {
-    /// Over the engine.
+    /// On the engine.
     Near,
     /// On the far kernel.
     Far,
@@ -42,7 +42,7 @@ impl Side {
         }
     }
 
-    /// Waits until a server of this side is there for the other.
+    /// Waits until the other side can reach this side's server.
     fn await_server(self, stage: &Stage, server: &mut Running, port: u16) {
         match self {
             Side::Near => stage.await_listeners(1),
@@ -51,10 +51,10 @@ impl Side {
     }
 }
 
-/// The sizes of the files served, named after themselves.
+/// The sizes of the served files. Each file's name is its size.
 const SIZES: [usize; 4] = [0, 1000, 65_536, 5_000_000];
 
-/// Bodies byte for byte by curl, then load by wrk, with kept connections and without.
+/// Checks bodies byte for byte with curl. Then makes load with wrk, with keep-alive and without.
 fn nginx_serves(side: Side, port: u16) {
     let Some(stage) = Stage::set(&[]) else { return };
     let Some([curl, wrk]) = host::require(["curl", "wrk"]) else {
@@ -71,7 +71,7 @@ fn nginx_serves(side: Side, port: u16) {
     for size in SIZES {
         let mut command = side.other().command(&stage, &curl);
         command.args(["-sS", "--fail", "--max-time", "60"]);
-        // Several requests over one connection: the later ones find it warmed up.
+        // Several requests use one connection; the connection is warm for the later ones.
         for _ in 0..20 {
             command.arg("-o").arg(&target).arg(url(size));
         }
@@ -85,7 +85,7 @@ fn nginx_serves(side: Side, port: u16) {
         command.args(["-t1", "-c30", "-d2s", "-H", header, &url(1000)]);
         let load = Running::start(command, "wrk", stage.toehold.dir());
         if side == Side::Near && header.ends_with("close") {
-            // New workers take over the listener; connections of the old ones go on.
+            // New workers take over the listener, and the old workers' connections continue.
             nginx.server.signal(libc::SIGHUP);
         }
         let report = load.success(TIME_LIMIT);
@@ -107,7 +107,7 @@ fn wrk_and_curl_load_a_remote_nginx() {
     nginx_serves(Side::Far, 8082);
 }
 
-/// An sshd with keys of its own, and what a client needs to be let in.
+/// An sshd with its own keys, and the key that a client needs.
 struct Sshd {
     server: Running,
     key: PathBuf,
@@ -127,7 +127,7 @@ impl Sshd {
             path
         };
         let (host_key, key) = (make_key("host_key"), make_key("key"));
-        // Where sshd goes before anybody is let in.
+        // sshd's directory for the time before a user is authenticated.
         let _ = fs::create_dir_all("/run/sshd");
         let config = dir.join("sshd_config");
         let text = format!(
@@ -146,7 +146,8 @@ impl Sshd {
     }
 }
 
-/// A command's output, a stream each way and its checksum, several sessions at a time.
+/// The output of a command, a stream in each direction with its checksum, and several sessions in
+/// parallel.
 fn ssh_works(side: Side, port: u16) {
     // SAFETY: cannot fail.
     if unsafe { libc::geteuid() } != 0 {
@@ -199,7 +200,7 @@ fn ssh_works(side: Side, port: u16) {
     assert!(used[usize::from(side == Side::Far)] >= 4, "{used:?}");
 }
 
-/// How a session ends.
+/// The end of a session.
 trait Ends {
     fn wait_for(self, code: i32) -> String;
     fn ends_well(self) -> bool;

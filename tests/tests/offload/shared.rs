@@ -11,7 +11,7 @@ use toehold_e2e::{Link, Nginx, Path, host, wait_until};
 
 use crate::stage::{SCRIPT, Stage, await_word, listening, ok};
 
-/// A server of the near kernel's, which knows nothing of Toehold.
+/// A server on the near kernel, without Toehold.
 pub(crate) fn kernel_server(stage: &Stage, role: &str, port: &str) -> Running {
     let mut command = stage.network.near(&stage.python);
     command.args([SCRIPT, role, port]);
@@ -32,7 +32,7 @@ fn in_use(stage: &Stage) -> Vec<u64> {
     ports.filter_map(|port| port.as_u64()).collect()
 }
 
-/// Two servers at one address, one on the engine and one on the kernel, under load at once.
+/// Two servers at one address, one on the engine and one on the kernel, both under load.
 fn engine_and_kernel_serve(link: Link) {
     let Some(stage) = Stage::set_sharing(link, &["--share", NEAR]) else {
         return;
@@ -45,9 +45,9 @@ fn engine_and_kernel_serve(link: Link) {
     let clients = ["7901", "7902", "7903"]
         .map(|port| stage.far(port, &["echo_client", NEAR, port, "20000000"]));
     let short = ["7901", "7902"].map(|port| stage.far(port, &["many", NEAR, port, "300"]));
-    // Ports for its own connections are the kernel's, also for programs on the offload path.
+    // A client's own ports belong to the kernel, also for programs on the offload path.
     let outgoing = stage.near("outgoing", &["echo_client", FAR, "7904", "20000000"]);
-    // A connection within the host is the kernel's, or shared memory.
+    // A connection within the host uses the kernel or shared memory.
     ok(stage.near_on(
         Path::Host,
         "within",
@@ -81,7 +81,7 @@ fn engine_and_kernel_serve_at_one_address_over_an_xdp_link() {
     engine_and_kernel_serve(Link::Xdp);
 }
 
-/// Two servers at one IPv6 address, and one of the engine's at an IPv4 address of the same host.
+/// Two servers at one IPv6 address, and a server of the engine at an IPv4 address of this host.
 fn engine_and_kernel_serve_at_one_ipv6_address(link: Link) {
     let Some(stage) = Stage::set_sharing(link, &["--share", NEAR_V6, "--share", NEAR]) else {
         return;
@@ -112,7 +112,7 @@ fn engine_and_kernel_serve_at_one_ipv6_address_over_an_xdp_link() {
     engine_and_kernel_serve_at_one_ipv6_address(Link::Xdp);
 }
 
-/// The port that a program's connection comes from, as a far server sees it.
+/// The source port of a program's connection, as a far server sees it.
 fn port_seen(stage: &Stage, on: Path, port: &str) -> u16 {
     let server = stage.far_server(&["names_server", port]);
     ok(stage.near_on(on, "names", &["names_client", FAR, port]));
@@ -121,7 +121,7 @@ fn port_seen(stage: &Stage, on: Path, port: &str) -> u16 {
     peer.expect("a port").unwrap_or_else(|_| panic!("{said}"))
 }
 
-/// The near kernel's ports that it gives to nobody.
+/// The near kernel's reserved ports, which the kernel does not choose for its connections.
 fn reserved(stage: &Stage) -> String {
     let read = "print(open('/proc/sys/net/ipv4/ip_local_reserved_ports').read())";
     let mut command = stage.network.near(&stage.python);
@@ -129,8 +129,8 @@ fn reserved(stage: &Stage) -> String {
     String::from_utf8_lossy(&said).trim().to_owned()
 }
 
-/// Connections of programs go out from ports of the range, those of the kernel from others, and
-/// there are servers of both.
+/// The programs' connections use source ports of the range, and the kernel's connections use other
+/// ports. Both the kernel and the engine also have servers.
 fn programs_connect(link: Link) {
     let options = ["--share", NEAR, "--outgoing", "40000-40199"];
     let Some(stage) = Stage::set_sharing(link, &options) else {
@@ -152,7 +152,7 @@ fn programs_connect(link: Link) {
         stage.near_on(Path::Host, "many-kernel", &["many", FAR, "7952", "150"]),
         stage.far("in", &["echo_client", NEAR, "7953", "20000000"]),
         stage.far("in-kernel", &["echo_client", NEAR, "7954", "20000000"]),
-        // A connection within the host is the kernel's, or shared memory.
+        // A connection within the host uses the kernel or shared memory.
         stage.near("within", &["echo_client", NEAR, "7953", "1000000"]),
         stage.near("loopback", &["echo_client", "127.0.0.1", "7954", "1000000"]),
     ];
@@ -181,13 +181,13 @@ fn programs_connect_from_an_ipv6_address(link: Link) {
     let Some(stage) = Stage::set_sharing(link, &options) else {
         return;
     };
-    // The kernel gives no such port out.
+    // The kernel does not choose these ports anyway, so it has no reserved ports.
     assert_eq!(reserved(&stage), "");
     let _far = ["::", "0.0.0.0"].map(|at| stage.far_server(&["echo_server", "7955", at]));
     for remote in [FAR_V6, FAR] {
         ok(stage.near(remote, &["echo_client", remote, "7955", "1000000"]));
     }
-    // No IPv4 address is shared.
+    // No IPv4 address is shared, so the engine has opened only the IPv6 connection.
     assert_eq!(stage.engine("connections_opened"), 1);
 }
 
@@ -216,7 +216,7 @@ fn connections_that_go_out_end_with_the_adapter_and_a_new_one_makes_new_ones() {
     stage.toehold.adapter().signal(libc::SIGKILL);
     ok(held);
     stage.toehold.start_adapter();
-    // Reserved by the adapter that was killed.
+    // The killed adapter had reserved these ports.
     assert_eq!(reserved(&stage), "40400-40419");
     ok(stage.near("with", &["echo_client", FAR, "7961", "100000"]));
     assert_eq!(stage.engine("connections_opened"), 1);
@@ -231,15 +231,15 @@ fn connections_that_cannot_go_out_from_the_range_are_the_kernels() {
         return;
     };
     let _far = stage.far_server(&["echo_server", "7956"]);
-    // More than there are ports.
+    // More connections than there are ports.
     ok(stage.near("many", &["many", FAR, "7956", "20"]));
     assert_eq!(stage.engine("connections_opened"), 4);
-    // A port of the program's own choice is the kernel's.
+    // A port that the program chooses belongs to the kernel.
     let _other = stage.far_server(&["echo_server", "7957"]);
     let own = ["one_port", FAR, "7956", "7957", NEAR, NEAR, "7959"];
     ok(stage.near("own-port", &own));
     ok(stage.near("marked", &["marked_client", FAR, "7956"]));
-    // By another interface.
+    // This connection uses another interface.
     let ends = [["w0", "10.85.0.2/24"], ["w1", "10.85.0.1/24"]];
     assert!(stage.network.join_again(ends[0], ends[1]));
     let elsewhere = ["echo_client", "10.85.0.1", "7956", "100000"];
@@ -267,7 +267,7 @@ fn port_that_a_kernels_socket_has_is_left_to_it() {
     ok(stage.near("many", &["many", FAR, "7958", "10"]));
     assert_eq!(stage.engine("connections_opened"), 1);
     ok(stage.far("in", &["echo_client", NEAR, "40301", "100000"]));
-    // One that is held entirely is said.
+    // The adapter reports a range that is fully in use.
     let options = [
         "--link",
         "packet:v0",
@@ -355,13 +355,14 @@ fn nginx_serves_at_the_hosts_own_address() {
     assert!(is_clean, "{report}");
     assert!(stage.engine("connections_accepted") >= 31);
     drop(nginx);
-    // Connections in TIME-WAIT are the engine's still; a new one is the kernel's, which refuses.
+    // The engine still has connections in TIME-WAIT. A new connection goes to the kernel, which
+    // refuses it.
     stage.await_listeners(0);
     ok(stage.far("refused", &["expect_error", NEAR, "8091", "ECONNREFUSED"]));
 }
 
-/// A remote beyond the link is served by whatever route the kernel would take, now and after each
-/// change of routes and rules.
+/// A remote beyond the link is reached by the kernel's route, initially and after each change of
+/// routes and rules.
 fn remotes_are_served_by_all_kinds_of_routes(link: Link) {
     let Some(stage) = Stage::set_sharing(link, &["--share", NEAR]) else {
         return;
@@ -416,7 +417,7 @@ fn remotes_are_served_by_all_kinds_of_routes(link: Link) {
         assert_eq!(stage.engine("connections_accepted"), accepted, "{before}");
         near_ip(after);
     }
-    // The rule's table comes first still; without it, nothing is sent there.
+    // The rule's table still comes first. Without the rule, no route leads to the remote.
     assert!(is_served(7951, 5.0));
     near_ip("rule del from 10.84.0.2 table 7");
     for port in [7952, 7951] {
@@ -435,7 +436,7 @@ fn remotes_are_served_by_all_kinds_of_routes_over_xdp() {
     remotes_are_served_by_all_kinds_of_routes(Link::Xdp);
 }
 
-/// Whoever configures the interface anew takes its address away and brings it back.
+/// A tool that configures the interface removes the address and adds it again.
 fn connections_outlive_an_address_that_comes_back(link: Link) {
     let Some(stage) = Stage::set_sharing(link, &["--share", NEAR]) else {
         return;
@@ -460,7 +461,7 @@ fn connections_outlive_an_address_that_comes_back(link: Link) {
         load.signal(libc::SIGUSR1);
         ok(load);
     }
-    // It serves new ones, too.
+    // The engine also accepts new connections at the address.
     ok(stage.far("again", &["echo_client", NEAR, "7961", "100000"]));
     assert_eq!(stage.engine("connections_accepted"), 2);
 }
@@ -502,7 +503,7 @@ fn what_cannot_be_shared_is_said_and_the_rest_goes_on() {
         ok(stage.far(port, &["echo_client", NEAR, port, "100000"]));
     }
     assert_eq!(stage.engine("connections_accepted"), 1);
-    // The address comes, and goes again: its connections end when it does not come back.
+    // The address is added and removed again. When it does not come back, its connections end.
     assert!(
         stage
             .network
@@ -522,7 +523,7 @@ fn what_cannot_be_shared_is_said_and_the_rest_goes_on() {
     ok(held);
 }
 
-/// The kernel would answer at an address of its own as well, and reset the engine's connections.
+/// The kernel would also answer at its own address, and would reset the engine's connections.
 #[test]
 fn what_is_the_kernels_is_not_the_engines_alone() {
     let Some(mut stage) = Stage::set_sharing(Link::Packet, &["--share", NEAR]) else {
@@ -539,7 +540,7 @@ fn what_is_the_kernels_is_not_the_engines_alone() {
     let addresses = &stage.toehold.known()["engine"]["addresses"];
     assert_eq!(addresses.as_array().map(Vec::len), Some(1), "{addresses}");
     assert_eq!(addresses[0], "10.84.0.9");
-    // It must not be blamed for its queues.
+    // The adapter must not blame the device's queues.
     let arguments = ["--link", "tap:v0", "--address", "10.84.0.9/24"];
     stage.toehold.use_adapter_arguments(&arguments);
     stage.toehold.start_adapter();
@@ -594,7 +595,7 @@ fn what_cannot_be_shared_is_said_when_the_file_is_read_again() {
         "{}",
         stage.toehold.adapter().outputs()
     );
-    // The port that a program has through the engine is in use, and no reason to complain.
+    // A program's port on the engine is a port in use, and causes no complaint.
     assert_eq!(complaints(&stage), 2);
     for port in ["7941", "7942"] {
         ok(stage.far(port, &["echo_client", NEAR, port, "100000"]));
@@ -602,7 +603,7 @@ fn what_cannot_be_shared_is_said_when_the_file_is_read_again() {
     assert_eq!(stage.engine("connections_accepted"), 2);
     read_again(&mut stage, &good);
     assert_eq!(complaints(&stage), 0);
-    // The connection from before has not noticed.
+    // The earlier connection has not been disturbed.
     assert!(wait_until(TIME_LIMIT, || stage.engine("connections") == 1));
     assert!(held.ended().is_none(), "{}", held.outputs());
 }

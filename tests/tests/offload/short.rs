@@ -1,4 +1,4 @@
-//! Connections of one request, whose program is reached by carriers that have served others.
+//! Connections of one request each, over carriers that have served other connections.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -12,33 +12,34 @@ use toehold_e2e::{Path as Way, host, wait_until};
 
 use crate::stage::{SCRIPT, Stage, await_word, listening, ok};
 
-/// Each takes about two seconds.
+/// Each kill takes about two seconds.
 pub(crate) const KILLS_MIN: u64 = 4;
-/// A kill comes at any moment of so many milliseconds of load.
+/// A kill comes at a random moment within this many milliseconds of load.
 const LOAD_MS_MAX: u64 = 300;
 pub(crate) const REUSED: &str = "connections_on_used_carriers";
-/// All kinds, each behind one that leaves its carrier to the next. Most do not, and a busy host
-/// makes few carriers: one after the other they would hardly ever meet one that was used.
+/// All types of connections. Each follows a connection that leaves its carrier to the next one.
+/// Most types do not leave their carrier, and a busy host makes few carriers. Without this order
+/// most types would hardly ever use a used carrier.
 pub(crate) const EACH_BEHIND_ONE_IN_ORDER: &str = "client_first,server_first,client_first,\
     half_close,server_first,banner,client_first,large,server_first,large_request,client_first,\
     client_resets,server_first,unread,client_first,gone,server_first,silent";
 
 impl Stage {
-    /// So many short connections from the far kernel.
+    /// Makes `count` short connections from the far kernel.
     fn short(&self, port: &str, count: &str, kinds: &str, banner: &str, seed: &str) -> Running {
         let arguments = ["short_client", NEAR, port, count, kinds, banner, seed];
         self.far("short-client", &arguments)
     }
 
-    /// Short connections until so many more were on used carriers.
+    /// Makes short connections until at least `least` more of them used a used carrier.
     fn short_until_reused(&self, port: &str, kinds: &str, banner: &str, least: u64) {
         self.play_until_reused(least, |seed| {
             self.short(port, "300", kinds, banner, &seed.to_string())
         });
     }
 
-    /// Plays a role again and again until so many more connections were on used carriers: a busy
-    /// host makes fewer of them in the same time.
+    /// Plays a role repeatedly until at least `least` more connections used a used carrier. A busy
+    /// host makes fewer of them in a given time.
     pub(crate) fn play_until_reused(&self, least: u64, play: impl Fn(u32) -> Running) {
         let before = self.engine(REUSED);
         let enough = (1..=20).any(|seed| {
@@ -48,7 +49,8 @@ impl Stage {
         assert!(enough, "{}", self.toehold.status());
     }
 
-    /// Kills the adapter at any moment while roles make short connections, which end well.
+    /// Kills the adapter at a random moment while roles make short connections. The roles must
+    /// succeed.
     pub(crate) fn kill_under_load(&mut self, random: &mut Random, clients: [Running; 2]) {
         clients
             .iter()
@@ -59,8 +61,8 @@ impl Stage {
     }
 }
 
-/// Every way in which a connection can go, on the same carriers. Both ends check every byte, who
-/// has connected, and how it ends.
+/// All types of connections on one set of carriers. Both ends check every byte, the peer's address,
+/// and the end of the connection.
 #[test]
 fn short_connections_of_all_kinds_take_turns_on_carriers() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -70,7 +72,7 @@ fn short_connections_of_all_kinds_take_turns_on_carriers() {
     stage.short_until_reused("7960", EACH_BEHIND_ONE_IN_ORDER, "", 20);
 }
 
-/// Whichever end closes first.
+/// Either end closes first.
 #[test]
 fn carriers_serve_many_connections_of_a_server() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -80,7 +82,7 @@ fn carriers_serve_many_connections_of_a_server() {
     }
 }
 
-/// The program speaks first: it has to hear of a connection on which nothing came.
+/// The program sends first, so it must be told of a connection before any bytes arrive.
 #[test]
 fn program_that_speaks_first_is_told_of_connections_on_used_carriers() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -95,8 +97,8 @@ fn program_that_speaks_first_is_told_of_connections_on_used_carriers() {
     assert!(stage.engine(REUSED) > 100);
 }
 
-/// Workers share a listener, and one is killed under load: what it had not accepted goes to the
-/// others.
+/// Workers share a listener, and one worker is killed under load. The other workers get the
+/// connections that the killed worker had not accepted.
 #[test]
 fn carriers_of_several_workers_are_used_and_end_with_them() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -112,7 +114,7 @@ fn carriers_of_several_workers_are_used_and_end_with_them() {
     }
 }
 
-/// A listener that is closed takes its carriers with it; one that comes after it gets its own.
+/// A listener's carriers end with the listener. The next listener gets its own carriers.
 #[test]
 fn carriers_end_with_their_listener() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -126,8 +128,8 @@ fn carriers_end_with_their_listener() {
     }
 }
 
-/// Workers become another user than the adapter's, as nginx's do. A listener that comes after them,
-/// of a third user, gets its own connections.
+/// Workers run as another user than the adapter, like nginx's workers. The next listener belongs to
+/// a third user, and gets its own connections.
 #[test]
 fn carriers_serve_programs_of_other_users_while_their_listener_is_there() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -143,8 +145,8 @@ fn carriers_serve_programs_of_other_users_while_their_listener_is_there() {
     }
 }
 
-/// The adapter is killed at any moment, with carriers parked, claimed and in use. Its connections
-/// are lost, and the program serves the kernel's as before.
+/// The adapter is killed at a random moment, with carriers parked, claimed and in use. The
+/// connections of the adapter are lost. The program continues to serve the kernel's connections.
 #[test]
 fn program_lives_on_when_the_adapter_is_killed_with_its_carriers() {
     let Some(mut stage) = Stage::set(&[]) else {
@@ -167,7 +169,7 @@ fn program_lives_on_when_the_adapter_is_killed_with_its_carriers() {
     }
 }
 
-/// `toehold run --express off` is heeded.
+/// `toehold run --express off` must have an effect.
 #[test]
 fn no_carrier_of_the_engine_is_used_again_where_the_option_says_off() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -182,7 +184,7 @@ fn no_carrier_of_the_engine_is_used_again_where_the_option_says_off() {
     assert_eq!(stage.engine(REUSED), 0);
 }
 
-/// Processes that a program has forked.
+/// The child processes of a program.
 fn children_of(pid: u32) -> Vec<i32> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let children = std::fs::read_to_string(path).unwrap_or_default();

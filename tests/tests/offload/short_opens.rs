@@ -1,4 +1,4 @@
-//! Connections of one request that programs make, by carriers that have served others.
+//! Connections of one request each, which programs open over carriers that have served others.
 
 use std::process::Command;
 
@@ -11,20 +11,20 @@ use crate::short::{EACH_BEHIND_ONE_IN_ORDER, KILLS_MIN, REUSED};
 use crate::stage::{SCRIPT, Stage, await_word, ok};
 
 impl Stage {
-    /// So many short connections to the far kernel.
+    /// Makes `count` short connections to the far kernel.
     fn opens(&self, port: &str, count: &str, kinds: &str, banner: &str, seed: &str) -> Running {
         let arguments = ["short_client", FAR, port, count, kinds, banner, seed];
         self.near("short-client", &arguments)
     }
 
-    /// A role that makes short connections, until so many more were on used carriers.
+    /// Plays a role that makes short connections until at least `least` more used a used carrier.
     fn until_reused(&self, arguments: &[&str], least: u64) {
         self.play_until_reused(least, |_| self.near("short-client", arguments));
     }
 }
 
-/// Every way in which a connection can go. Both ends check every byte, who has connected, and how
-/// it ends.
+/// All types of connections. Both ends check every byte, the peer's address, and the end of the
+/// connection.
 #[test]
 fn short_connections_of_all_kinds_that_programs_make_take_turns_on_carriers() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -35,7 +35,7 @@ fn short_connections_of_all_kinds_that_programs_make_take_turns_on_carriers() {
     stage.until_reused(&client, 20);
 }
 
-/// Whichever end closes first, and however the program waits.
+/// Either end closes first, and the program blocks or polls.
 #[test]
 fn carriers_serve_many_connections_of_a_client() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -48,7 +48,8 @@ fn carriers_serve_many_connections_of_a_client() {
     }
 }
 
-/// Many at once, from one instance, with sockets registered before and after they connect.
+/// Many connections in parallel, with one epoll instance. Sockets are registered before or after
+/// they connect.
 #[test]
 fn carriers_serve_a_client_with_many_connections_at_once() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -63,7 +64,7 @@ fn carriers_serve_a_client_with_many_connections_at_once() {
     }
 }
 
-/// A program of another user than the adapter's.
+/// A program that runs as another user than the adapter.
 #[test]
 fn carriers_serve_clients_of_other_users() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -72,7 +73,7 @@ fn carriers_serve_clients_of_other_users() {
     stage.until_reused(&client, 300);
 }
 
-/// A connection that is under way belongs to parent and child.
+/// A connection that is being established belongs to parent and child.
 #[test]
 fn connections_on_used_carriers_survive_a_fork_before_their_answer() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -80,7 +81,7 @@ fn connections_on_used_carriers_survive_a_fork_before_their_answer() {
     stage.until_reused(&["short_forks", FAR, "7988", "300"], 50);
 }
 
-/// The server speaks first.
+/// The server sends first.
 #[test]
 fn first_bytes_of_a_server_reach_a_program_on_used_carriers() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -90,7 +91,7 @@ fn first_bytes_of_a_server_reach_a_program_on_used_carriers() {
     stage.until_reused(&client, 100);
 }
 
-/// A connection that is under way goes on in the program that takes this one's place.
+/// A connection that is being established continues in the program that this process executes.
 #[test]
 fn connections_on_used_carriers_survive_an_exec_before_their_answer() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -99,7 +100,7 @@ fn connections_on_used_carriers_survive_an_exec_before_their_answer() {
     stage.until_reused(&["short_becomes", FAR, "7989", "20"], 50);
 }
 
-/// Refusals are told as the kernel tells them, and carriers that bring one end with it.
+/// Refusals look as on the kernel. A carrier that reports a refusal ends with it.
 #[test]
 fn refusals_are_told_beside_used_carriers() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -107,7 +108,7 @@ fn refusals_are_told_beside_used_carriers() {
     stage.until_reused(&["short_refused", FAR, "7984", "7999", "200"], 50);
 }
 
-/// A server that was there is gone: a carrier that has led there is told of a refusal.
+/// A server has ended: a carrier to it reports a refusal.
 #[test]
 fn carriers_are_told_when_their_destination_refuses() {
     let Some(stage) = Stage::set(&[]) else { return };
@@ -124,8 +125,8 @@ fn carriers_are_told_when_their_destination_refuses() {
     assert!(is_enough, "{}", stage.toehold.status());
 }
 
-/// The adapter is killed at any moment, with carriers parked, claimed and in use. Its connections
-/// are lost, and no byte of any is wrong.
+/// The adapter is killed at a random moment, with carriers parked, claimed and in use. The
+/// connections of the adapter are lost, and no byte of any connection is wrong.
 #[test]
 fn client_lives_on_when_the_adapter_is_killed_with_its_carriers() {
     let Some(mut stage) = Stage::set(&[]) else {
@@ -145,7 +146,7 @@ fn client_lives_on_when_the_adapter_is_killed_with_its_carriers() {
     }
 }
 
-/// `toehold run --express off` is heeded.
+/// `toehold run --express off` must have an effect.
 #[test]
 fn no_carrier_of_a_client_is_used_again_where_the_option_says_off() {
     let Some(stage) = Stage::set(&[]) else { return };

@@ -1,4 +1,4 @@
-//! The beginning of every test here.
+//! The setup of every test in this suite.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +9,7 @@ use toehold_e2e::{Link, Network, Path as Way, Toehold, host, wait_until};
 
 pub(crate) const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/offload.py");
 
-/// A network, its adapter, and the interpreter for both sides.
+/// A network, its adapter, and the Python interpreter for both sides.
 pub(crate) struct Stage {
     pub(crate) network: Network,
     pub(crate) toehold: Toehold,
@@ -21,7 +21,7 @@ impl Stage {
         Stage::set_over(Link::of_this_run(), options)
     }
 
-    /// As [`Stage::set`], over a link of this kind.
+    /// Like [`Stage::set`], over a link of this type.
     pub(crate) fn set_over(link: Link, options: &[&str]) -> Option<Stage> {
         let python = host::python()?;
         Stage::with(python, Network::with(link)?, |network| {
@@ -29,7 +29,7 @@ impl Stage {
         })
     }
 
-    /// As [`Stage::set`], with the engine's settings in a file.
+    /// Like [`Stage::set`], with the engine's settings in a file.
     pub(crate) fn set_by(file: &Path) -> Option<Stage> {
         let python = host::python()?;
         let file = file.to_string_lossy();
@@ -38,8 +38,8 @@ impl Stage {
         })
     }
 
-    /// As [`Stage::set_over`], where the near kernel has the engine's addresses, and the options
-    /// say which are shared.
+    /// Like [`Stage::set_over`]. The near kernel has the engine's addresses, and the options say
+    /// which are shared.
     pub(crate) fn set_sharing(link: Link, options: &[&str]) -> Option<Stage> {
         let python = host::python()?;
         Stage::with(python, Network::with(link)?, |network| {
@@ -50,7 +50,7 @@ impl Stage {
         })
     }
 
-    /// As [`Stage::set_over`], where the link has this MTU from the beginning.
+    /// Like [`Stage::set_over`]. The link has this MTU from the beginning.
     pub(crate) fn set_with_mtu(link: Link, mtu: &str, options: &[&str]) -> Option<Stage> {
         let python = host::python()?;
         Stage::with(python, Network::with(link)?, |network| {
@@ -72,34 +72,34 @@ impl Stage {
         })
     }
 
-    /// A role in the far namespace, on the kernel.
+    /// Plays a role in the far namespace, on the kernel.
     pub(crate) fn far(&self, name: &str, arguments: &[&str]) -> Running {
         let mut command = self.network.far(&self.python);
         command.arg(SCRIPT).args(arguments);
         Running::start(command, name, self.toehold.dir())
     }
 
-    /// A role in the near namespace, on the offload path.
+    /// Plays a role in the near namespace, on the offload path.
     pub(crate) fn near(&self, name: &str, arguments: &[&str]) -> Running {
         self.near_on(Way::Offload, name, arguments)
     }
 
-    /// A role in the near namespace.
+    /// Plays a role in the near namespace, on the given path.
     pub(crate) fn near_on(&self, path: Way, name: &str, arguments: &[&str]) -> Running {
         let mut command = self.toehold.command(path, &self.python);
         command.arg(SCRIPT).args(arguments);
         Running::start(command, name, self.toehold.dir())
     }
 
-    /// A program in the near namespace, on the offload path.
+    /// A command for a program in the near namespace, on the offload path.
     pub(crate) fn offloaded(&self, program: &str, arguments: &[&str]) -> Command {
         let mut command = self.toehold.command(Way::Offload, program);
         command.args(arguments);
         command
     }
 
-    /// Has the far kernel compute checksums, and cut its segments, itself. False, said aloud, where
-    /// that cannot be.
+    /// Makes the far kernel compute checksums and segment its data itself. Returns false, with a
+    /// message, if that is not possible.
     pub(crate) fn far_computes_checksums(&self) -> bool {
         if host::program("ethtool").is_none() {
             host::skipped("ethtool is not installed");
@@ -111,12 +111,12 @@ impl Stage {
         true
     }
 
-    /// A far server that says when it listens.
+    /// Starts a far server and waits until it says that it listens.
     pub(crate) fn far_server(&self, arguments: &[&str]) -> Running {
         listening(self.far("far-server", arguments))
     }
 
-    /// A near server that says when it listens, and that the engine has heard of.
+    /// Starts a near server and waits until it listens and the engine knows its listener.
     pub(crate) fn near_server(&self, arguments: &[&str]) -> Running {
         let before = self.engine("listeners");
         let server = listening(self.near("near-server", arguments));
@@ -124,7 +124,7 @@ impl Stage {
         server
     }
 
-    /// Waits until somebody listens in the far namespace.
+    /// Waits until a program listens at this port in the far namespace.
     pub(crate) fn await_far_port(&self, server: &mut Running, port: u16) {
         let connect = format!("import socket; socket.create_connection(('{FAR}', {port}))");
         let up = wait_until(TIME_LIMIT, || {
@@ -140,7 +140,7 @@ impl Stage {
         assert!(heard, "{:?}", self.toehold.known()["engine"]);
     }
 
-    /// One of the engine's numbers, from an engine that answers.
+    /// One of the engine's counters. Waits until the engine answers.
     pub(crate) fn engine(&self, key: &str) -> u64 {
         let mut number = None;
         wait_until(TIME_LIMIT, || {
@@ -151,7 +151,7 @@ impl Stage {
     }
 }
 
-/// A server, once it says that it listens.
+/// Waits until a server says that it listens.
 pub(crate) fn listening(mut server: Running) -> Running {
     let up = wait_until(TIME_LIMIT, || {
         server.ended().is_some() || server.stdout().contains("listening")
@@ -160,13 +160,13 @@ pub(crate) fn listening(mut server: Running) -> Running {
     server
 }
 
-/// Returns when a program has said `word`.
+/// Returns when a program has printed `word`.
 pub(crate) fn await_word(program: &Running, word: &str) {
     let said = wait_until(TIME_LIMIT, || program.stdout().contains(word));
     assert!(said, "{}", program.outputs());
 }
 
-/// The output of a role that ended well.
+/// Waits for a role to end, asserts that it succeeded, and returns its output.
 pub(crate) fn ok(running: Running) -> String {
     let said = running.success(TIME_LIMIT);
     assert!(said.ends_with("ok\n"), "{said}");

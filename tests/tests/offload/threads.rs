@@ -1,5 +1,5 @@
-//! Several threads for one engine, each with a queue of the device: connections are spread over
-//! them, and notice nothing.
+//! An engine with several threads, each with a queue of the device. Connections are spread over the
+//! threads, and their data must not suffer.
 
 use std::fs;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use toehold_e2e::{Link, Network, Path, host, wait_until};
 
 use crate::stage::{Stage, await_word, listening, ok};
 
-/// One of the numbers of each thread.
+/// The value of one counter for each thread.
 fn of_each(stage: &Stage, key: &str) -> Vec<u64> {
     let mut engine = Value::Null;
     let answered = wait_until(TIME_LIMIT, || {
@@ -24,7 +24,8 @@ fn of_each(stage: &Stage, key: &str) -> Vec<u64> {
     threads.filter_map(|thread| thread[key].as_u64()).collect()
 }
 
-/// A thread that is kept from its core takes no frames; the others wait for it, and lose none.
+/// A thread without a processor takes no frames. The other threads wait for it, so no frames are
+/// lost.
 pub(crate) fn assert_none_is_lost_between_threads(stage: &Stage) {
     let lost = stage.engine("frames_not_passed_on");
     assert_eq!(lost, 0, "{}", stage.toehold.known()["engine"]);
@@ -52,8 +53,8 @@ fn spread(threads: &str) {
     for key in ["connections_opened", "connections_accepted"] {
         let counts = of_each(&stage, key);
         assert_eq!(counts.len().to_string(), threads);
-        // Evenly, but for chance: less than a third of its share is less likely than once in a
-        // billion.
+        // The distribution is even, except for chance. The probability that a thread gets less than
+        // a third of its share is below one in a billion.
         let few = 302 / counts.len() as u64 / 3;
         assert!(
             counts.iter().all(|count| *count >= few),
@@ -63,9 +64,9 @@ fn spread(threads: &str) {
     }
     let passed_on = stage.engine("frames_passed_on");
     match Link::of_this_run() {
-        // Each thread's socket is given its own connections; ARP is for all.
+        // Each thread's socket gets its own connections; every thread gets ARP.
         Link::Packet => assert!(passed_on < 100, "{passed_on}"),
-        // The kernel knows nothing of who is to have a connection before the first answer.
+        // The kernel does not know the thread of a connection before the first answer.
         Link::Tap | Link::Xdp => assert!(passed_on > 0),
     }
     assert_eq!(stage.engine("frames_malformed"), 0);
@@ -89,8 +90,8 @@ fn connections_that_were_silent_go_on_wherever_the_kernel_sends_their_frames() {
     };
     let _far = stage.far_server(&["echo_server", "7611"]);
     let _near = stage.near_server(&["echo_server", "7612"]);
-    // The kernel forgets within three seconds where a connection's frames were last written
-    // (TUN_FLOW_EXPIRATION).
+    // After three seconds the kernel forgets the queue into which a connection's frames were last
+    // written (TUN_FLOW_EXPIRATION).
     let near = stage.near("near", &["pausing", FAR, "7611", "24", "6"]);
     let far = stage.far("far", &["pausing", NEAR, "7612", "24", "6"]);
     let silent = wait_until(TIME_LIMIT, || {
@@ -239,7 +240,7 @@ fn threads_without_work_sleep() {
             .map(|word| word.parse::<u64>().expect("ticks"))
             .sum()
     };
-    // Once it has come to rest, a whole second must go by without a hundredth of it spent.
+    // When the engine is idle, it must use less than a hundredth of a second in a whole second.
     let rests = wait_until(TIME_LIMIT, || {
         let before = spent();
         std::thread::sleep(Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! AF_XDP on an interface that the kernel uses as well.
+//! AF_XDP on an interface that the kernel uses, too.
 
 use toehold_e2e::network::{FAR, FAR_V6, NEAR, NEAR_V6};
 use toehold_e2e::process::{Running, TIME_LIMIT};
@@ -8,7 +8,7 @@ use crate::interface;
 use crate::stage::{SCRIPT, Stage, listening, ok};
 use crate::threads::assert_none_is_lost_between_threads;
 
-/// The near kernel's own address on the same interface, and the far one's that it talks to.
+/// The near kernel's own address on this interface, and the far kernel's address.
 const NEAR_KERNEL: &str = "10.86.0.2";
 const FAR_KERNEL: &str = "10.86.0.1";
 
@@ -21,7 +21,7 @@ fn has_program(stage: &Stage) -> bool {
     String::from_utf8_lossy(&shown.stdout).contains("prog/xdp")
 }
 
-/// Such frames lie in several pieces of the link's memory.
+/// A jumbo frame occupies several chunks of the link's memory.
 #[test]
 fn frames_of_a_jumbo_mtu_pass_both_ways() {
     let Some(stage) = Stage::set_with_mtu(Link::Xdp, "9000", &[]) else {
@@ -70,9 +70,9 @@ fn engine_and_kernel_share_an_interface_and_its_ethernet_address() {
     ok(on_kernel);
     ok(to_kernel);
     on_engine.into_iter().for_each(|client| drop(ok(client)));
-    // The engine has never seen the kernel's connections: it has only these, and a reset of another
-    // one would have ended a client above. (The number of resets says nothing: a late second
-    // acknowledgement of a FIN gets one, here as on the kernel.)
+    // The engine must not have seen the kernel's connections: it counts only its own. A reset of a
+    // kernel connection would have failed a client above. (The number of resets proves nothing: the
+    // engine answers a late second acknowledgement of a FIN with a reset, as the kernel does.)
     assert_eq!(stage.engine("connections_opened"), 2);
     assert_eq!(stage.engine("connections_accepted"), 2);
     assert_eq!(stage.engine("frames_malformed"), 0);
@@ -83,7 +83,7 @@ fn engine_and_kernel_share_an_interface_and_its_ethernet_address() {
     );
 }
 
-/// The far kernel computes checksums, and cuts its segments, once it is told to.
+/// The far kernel is told to compute checksums and to segment its data.
 #[test]
 fn finished_checksums_are_as_good_as_none() {
     let Some(stage) = Stage::set_over(Link::Xdp, &[]) else {
@@ -122,7 +122,8 @@ fn each_thread_has_a_receive_queue() {
         "{frames:?}"
     );
     assert_eq!(stage.engine("frames_lost"), 0);
-    // The interface's hash is not ours: half of the connections have all their frames passed on.
+    // The interface's hash differs from the engine's hash, so half of the connections have all
+    // frames passed on to another thread.
     let streams: Vec<Running> = (0..32)
         .map(|number| {
             let bytes = (5_000_000 + number).to_string();
