@@ -1,5 +1,4 @@
-//! Carriers that serve one connection after another: a program sees on them what it sees on the
-//! kernel.
+//! Carriers that serve one connection after another: a program sees the kernel's results on them.
 
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use toehold_e2e::{Generator, Running, Toehold, host, wait_until};
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/express.py");
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// The lines that a scenario says, and how many of its connections were on used carriers.
+/// The lines that a scenario prints, and the number of its connections on used carriers.
 fn play(toehold: &Toehold, path: Path, python: &std::path::Path, scenario: &str) -> (String, u32) {
     let mut command = toehold.command(path, python);
     command.args([SCRIPT, scenario]);
@@ -27,7 +26,7 @@ fn play(toehold: &Toehold, path: Path, python: &std::path::Path, scenario: &str)
     (said.join("\n"), reused)
 }
 
-/// Plays a scenario on the kernel and on used carriers, of which there have to be some.
+/// Plays a scenario on the kernel and on used carriers. At least one carrier must be used again.
 fn compare(scenario: &str) {
     let Some(python) = host::python() else {
         return;
@@ -85,7 +84,8 @@ scenarios! {
     unread: a_carrier_keeps_few_doorbells_that_nobody_reads,
 }
 
-/// The operator sees how many connections came by used carriers, and why others did not.
+/// The operator sees the number of connections on used carriers, and the reasons why other
+/// connections did not use them.
 #[test]
 fn status_counts_connections_on_used_carriers() {
     let Some(python) = host::python() else {
@@ -108,7 +108,7 @@ fn status_counts_connections_on_used_carriers() {
     );
 }
 
-/// Plays connections without end until `until` holds of the counts of both programs.
+/// Plays connections until the condition `until` holds for the counts of both programs.
 fn play_until(options: &[&str], until: impl Fn(&dyn Fn(&str) -> u64) -> bool) {
     let Some(python) = host::python() else {
         return;
@@ -124,8 +124,8 @@ fn play_until(options: &[&str], until: impl Fn(&dyn Fn(&str) -> u64) -> bool) {
     assert!(held, "{}\n{}", running.outputs(), toehold.status());
 }
 
-/// Has the lab's generator play `load` between two programs until `until` holds of the counts of
-/// both.
+/// Makes the lab's generator play `load` between two programs until the condition `until` holds for
+/// the counts of both programs.
 fn load_until(load: &[&str], mut until: impl FnMut(&dyn Fn(&str) -> u64) -> bool) {
     let toehold = Toehold::start();
     let load = Generator::start(&toehold, Path::Direct, load);
@@ -148,7 +148,8 @@ fn no_carrier_is_used_again_where_the_option_says_off() {
     });
 }
 
-/// Of a crowd few would find a carrier, and each seed would keep those behind it waiting.
+/// In a crowd few connections would find a carrier, and each seed would delay the connections
+/// behind it.
 #[test]
 fn a_thousand_clients_at_once_wait_for_no_seed() {
     let (mut ordinary, mut seeds) = (0, 0);
@@ -156,12 +157,12 @@ fn a_thousand_clients_at_once_wait_for_no_seed() {
         (ordinary, seeds) = (of("not_paired"), of("seeds_tried"));
         ordinary >= 6000
     });
-    // A host that stands still for seconds between two crowds may make a few.
+    // A host that stops for seconds between two crowds may make a few seeds.
     assert!(seeds * 100 < ordinary, "{seeds} seeds, {ordinary} ends");
 }
 
-/// The client has closed each before the server sees that it came, and the kernel's queue has
-/// others at the same time.
+/// The client closes each connection before the server accepts it. The kernel's queue has other
+/// connections at the same time.
 #[test]
 fn empty_connections_take_turns_with_the_kernels() {
     load_until(&["--pattern", "empty"], |of| {

@@ -1,5 +1,6 @@
-//! Many connections. Regions are a budget: what channels cost, and that those which nobody uses are
-//! given back. Requests wait for an adapter that is busy, and offers for room for descriptors.
+//! Many connections within a budget of regions: the memory that channels use, and the return of
+//! idle regions. Requests wait while the adapter is busy, and offers wait until a program has free
+//! descriptors.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
@@ -9,21 +10,21 @@ use toehold_e2e::{Crowd, Toehold, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
 const TIME_LIMIT: Duration = Duration::from_secs(60);
-/// Connections, and regions that the adapter may have.
+/// The number of connections, and of regions that the adapter may have.
 const COUNT: usize = 40;
-/// Where the adapter stops taking regions back: three quarters.
+/// The number of regions at which the adapter stops taking regions back: three quarters.
 const LOW_WATER: u64 = 30;
 const SLAB: &str = "/memfd:toehold-slab";
-/// Address space of one region: two rings of 4 MiB, and a page.
+/// The address space of one region: two rings of 4 MiB, and a page.
 const REGION_BYTES: u64 = (8 << 20) + 4096;
 
-/// As many connections as [`COUNT`].
+/// Starts [`COUNT`] connections.
 fn start(toehold: &Toehold) -> Crowd {
     Crowd::start(toehold, PROGRAM, &[&COUNT.to_string()], TIME_LIMIT)
 }
 
-/// Address space of slabs that each of the two has mapped, in regions. Left regions are replaced
-/// by other memory.
+/// The address space of the slabs that each of the two programs has mapped, in regions. Other
+/// memory replaces regions that a program has left.
 fn mapped(crowd: &Crowd) -> [u64; 2] {
     [&crowd.server, &crowd.client].map(|program| {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", program.pid()));
@@ -38,7 +39,7 @@ fn mapped(crowd: &Crowd) -> [u64; 2] {
     })
 }
 
-/// Memory in the slabs that the adapter holds, KiB.
+/// The memory of the slabs that the adapter holds, in KiB.
 fn held(toehold: &mut Toehold) -> u64 {
     let directory = format!("/proc/{}/fd", toehold.adapter().pid());
     let open = std::fs::read_dir(directory).expect("it runs").flatten();
@@ -59,7 +60,7 @@ fn regions_of_idle_connections_are_given_back_and_can_be_had_again() {
     let mut toehold = Toehold::start();
     toehold.start_adapter_with(&["--max-connections", &COUNT.to_string()]);
     let mut crowd = start(&toehold);
-    // The adapter may have begun to take regions back before the last connection had one.
+    // The adapter may have begun to take regions back before the last connection got one.
     let before = (mapped(&crowd), held(&mut toehold));
     assert!(
         before.0.iter().all(|&mapped| mapped > LOW_WATER),
@@ -79,7 +80,7 @@ fn regions_of_idle_connections_are_given_back_and_can_be_had_again() {
     );
     assert!(after < before.1, "no memory was freed");
 
-    // Whoever comes back to life is served on rings again, and loses nothing meanwhile.
+    // Connections that become active again use rings again, and lose nothing in between.
     for round in 0..3 {
         for which in 1..COUNT {
             crowd.order(&format!("talk {which}"));
@@ -105,7 +106,7 @@ fn connections_that_are_used_before_they_give_their_regions_back_keep_those() {
     toehold.start_adapter_with(&["--max-connections", &COUNT.to_string()]);
     let arguments = [&COUNT.to_string(), "light"];
     let mut crowd = Crowd::start(&toehold, PROGRAM, &arguments, TIME_LIMIT);
-    // Both programs sleep, so that nothing is given back meanwhile.
+    // Both programs sleep, so no region is given back in the meantime.
     let wanted = wait_until(TIME_LIMIT, || {
         toehold.adapter().stderr().contains("taking back")
     });
@@ -168,7 +169,7 @@ fn detached_connections_give_their_regions_back_and_attach_again() {
 
 #[test]
 fn requests_of_many_connections_wait_for_an_adapter_that_is_stopped() {
-    /// More than a socket's buffer holds.
+    /// More requests than a socket's buffer holds.
     const MANY: usize = 900;
     let mut toehold = Toehold::start();
     toehold.adapter().signal(libc::SIGSTOP);
@@ -189,7 +190,7 @@ fn requests_of_many_connections_wait_for_an_adapter_that_is_stopped() {
     let others: Vec<_> = toehold.connections();
     let others: Vec<_> = others.iter().filter(|one| !one.is_direct()).collect();
     assert!(all_direct, "{others:?}\n{log}");
-    // A program that gave its adapter up would have to ask for all of them again.
+    // A program that had given up its adapter would have to ask for all of them again.
     assert!(!log.contains("is gone"), "{log}");
     crowd.end();
 }
@@ -203,11 +204,11 @@ fn offers_wait_while_a_program_has_no_room_for_descriptors() {
     let open = std::fs::read_dir(format!("/proc/{}/fd", crowd.client.pid()));
     let open = open.expect("it runs").count();
     crowd.end();
-    // An offer of a new pair of programs brings two descriptors.
+    // An offer for a new pair of programs brings two descriptors.
     for spare in 0..3 {
         let limit = Some(open + spare);
         let mut crowd = Crowd::start_limited(&toehold, PROGRAM, &arguments, limit, TIME_LIMIT);
-        // Each connection comes back to its offer after 4,096 calls, and has its own reason.
+        // Each connection retries its offer after 4,096 calls, and has a reason of its own.
         let told = wait_until(TIME_LIMIT, || {
             crowd.order("around 20");
             let connections = toehold.connections();

@@ -1,5 +1,5 @@
-//! Connections between network namespaces, and past address translation, under the system adapter:
-//! paired where the kernel's facts prove them, and nowhere else.
+//! Connections between network namespaces, and through address translation, under the system
+//! adapter. The adapter pairs two ends only if the kernel's data prove that they belong together.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use toehold_e2e::{Running, host, toehold, wait_until};
 use toehold_network::Namespace;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
-/// Debian's own: another one before it in `PATH` may be root's alone.
+/// Debian's interpreter: another one earlier in `PATH` may be accessible to root only.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// A system adapter that can prove connections; `None`, said loudly, where there can be none.
+/// A system adapter that can prove connections. `None`, with a message, if no such adapter can run.
 fn start() -> Option<System> {
     host::require(["nft", "ip"])?;
     let system = System::start(Path::new(PROGRAM))?;
@@ -31,7 +31,7 @@ fn namespace() -> Namespace {
     Namespace::new().expect("root makes namespaces")
 }
 
-/// A veth between two namespaces, its ends up with these addresses.
+/// Adds a veth between two namespaces. Its ends are up and have these addresses.
 fn wire(one: (&Namespace, &str, &str), other: (&Namespace, &str, &str)) {
     one.0.add_veth(one.1, other.0, other.1, "").expect("a veth");
     for (place, device, address) in [one, other] {
@@ -42,21 +42,22 @@ fn wire(one: (&Namespace, &str, &str), other: (&Namespace, &str, &str)) {
     }
 }
 
-/// Loads rules of nftables in a namespace.
+/// Loads nftables rules in a namespace.
 fn nft(place: &Namespace, rules: &str) {
     let output = place.command("nft").arg(rules).output().expect("nft runs");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{rules}: {said}");
 }
 
-/// Sets a kernel's parameter of a namespace.
+/// Sets a kernel parameter in a namespace.
 fn set(place: &Namespace, name: &str, value: &str) {
     let path = format!("/proc/sys/net/{name}");
     let done = place.within(|| std::fs::write(&path, value));
     done.unwrap_or_else(|error| panic!("{path}: {error}"));
 }
 
-/// A server somewhere, and a client elsewhere that reaches it by `to`; each sends `bytes`.
+/// Starts a server in one namespace and a client in another. The client reaches the server by the
+/// address `to`. Each sends `bytes`.
 fn pair(
     system: &System,
     name: &str,
@@ -77,7 +78,7 @@ fn pair(
     [listening, reaching]
 }
 
-/// The addresses that the ends of a pair know, each its own and the other's.
+/// The addresses that one end of a pair knows: its own and its remote's.
 fn addresses(system: &System, end: &Running) -> [SocketAddr; 2] {
     let all = system.connections(end.pid());
     ["local", "remote"].map(|key| {
@@ -86,7 +87,7 @@ fn addresses(system: &System, end: &Running) -> [SocketAddr; 2] {
     })
 }
 
-/// Every byte is checked where it arrives, and every end goes on to its end.
+/// Waits until both ends have ended. Each end checks every byte that it receives.
 fn finish(pair: &mut [Running; 2]) {
     for end in pair {
         let status = end.wait(TIME_LIMIT * 4);
@@ -94,7 +95,7 @@ fn finish(pair: &mut [Running; 2]) {
     }
 }
 
-/// A client, a router that translates both addresses, and a server.
+/// A client, a router that translates both addresses of a connection, and a server.
 struct Behind {
     client: Namespace,
     _router: Namespace,
@@ -115,7 +116,7 @@ impl Behind {
              add rule ip n pre ip daddr 10.1.0.1 tcp dport 8000 dnat to 10.2.0.2:9000
              add rule ip n post oifname r1 masquerade",
         );
-        // The kernel chooses one port for every client here.
+        // Each kernel chooses from one port here, so all clients have equal ports.
         set(&client, "ipv4/ip_local_port_range", "40000 40001");
         Behind {
             client,
@@ -125,7 +126,7 @@ impl Behind {
     }
 }
 
-/// Both have the very addresses and ports of the other one.
+/// The two connections have equal addresses and ports.
 #[test]
 fn twins_behind_address_translation_are_paired_each_with_its_own() {
     let Some(system) = start() else { return };
@@ -161,7 +162,7 @@ fn twins_behind_address_translation_are_paired_each_with_its_own() {
 fn every_byte_between_two_namespaces_is_right_and_the_end_comes_in_its_place() {
     let Some(system) = start() else { return };
     let (one, other, switch) = (namespace(), namespace(), namespace());
-    // Over a bridge.
+    // The two namespaces are connected by a bridge.
     switch.ip("link add br0 type bridge").expect("a bridge");
     switch.ip("link set br0 up").expect("up");
     for (place, port, address) in [(&one, "p0", "10.3.0.1"), (&other, "p1", "10.3.0.2")] {
@@ -185,7 +186,7 @@ fn every_byte_between_two_namespaces_is_right_and_the_end_comes_in_its_place() {
     assert_eq!(system.status()["channels_made"].as_u64(), Some(1));
 }
 
-/// REDIRECT and DNAT in one namespace: the ends disagree about one address.
+/// REDIRECT and DNAT in one namespace: the two ends know different addresses.
 #[test]
 fn a_redirected_connection_of_one_namespace_is_paired() {
     let Some(system) = start() else { return };
@@ -210,8 +211,8 @@ fn a_redirected_connection_of_one_namespace_is_paired() {
     }
 }
 
-/// A proxy at `address` behind a redirection, and its client; on the kernel alone if `path` says
-/// so. The client goes on while the files that it is given do not exist.
+/// Starts a proxy at `address` behind a redirection, and its client. With the path `host` both use
+/// only the kernel. The client continues until the given files exist.
 fn redirected(
     system: &System,
     place: &Namespace,
@@ -223,7 +224,7 @@ fn redirected(
     std::fs::write(&script, include_str!("../scripts/redirected.py")).expect("scratch");
     let script = script.to_string_lossy();
     let start = |user: u32, words: &[&str]| {
-        // Always: on a busy host few short connections make a carrier, and late.
+        // `always`, because on a busy host few short connections make a carrier, and late.
         let options = ["run", "--path", path, "--express", "always", "--"];
         let all = [&options[..], &[PYTHON, &*script], words].concat();
         let mut command = system.toehold_as(user, &all);
@@ -240,8 +241,8 @@ fn redirected(
     [proxy, client]
 }
 
-/// `SO_ORIGINAL_DST`, by which a transparent proxy finds the address that its client meant: the
-/// kernel's answer, at `accept`, in shared memory, and for connections that use carriers again.
+/// A transparent proxy asks `SO_ORIGINAL_DST` for the address to which its client connected. The
+/// answer must be the kernel's: right after `accept`, in shared memory, and on used carriers.
 #[test]
 fn a_proxy_is_told_where_a_redirected_connection_was_meant_to_go() {
     let Some(system) = start() else { return };
@@ -267,7 +268,7 @@ fn a_proxy_is_told_where_a_redirected_connection_was_meant_to_go() {
             assert!(moved, "{}", outputs());
             end(0);
             let are_used = wait_until(TIME_LIMIT, || {
-                // As in `users`: seldom.
+                // Ask seldom, as `express_count` in `users` does.
                 std::thread::sleep(Duration::from_millis(500));
                 let status = system.status();
                 let of = |name| toehold::express_count(&status, name);
@@ -285,7 +286,8 @@ fn a_proxy_is_told_where_a_redirected_connection_was_meant_to_go() {
     }
 }
 
-/// Each connection of a proxy's is one of its own: its two ends are never those of the programs.
+/// A proxy has two connections of its own. The adapter must not pair the two outer ends with each
+/// other.
 #[test]
 fn a_proxy_in_between_keeps_the_ends_apart() {
     let Some(system) = start() else { return };
@@ -316,8 +318,8 @@ fn a_proxy_in_between_keeps_the_ends_apart() {
     assert_eq!(system.status()["channels_made"].as_u64(), Some(0));
 }
 
-/// The adapter's own place, where the bridges and veths of containers are, and the places of the
-/// two ends: a capture in any of them sees the bytes.
+/// A capture in the adapter's namespace, where containers have their bridges and veths, sees the
+/// bytes, and so does a capture in the namespace of either end.
 #[test]
 fn a_capture_sees_what_crosses_namespaces() {
     let Some(system) = start() else { return };
@@ -361,7 +363,7 @@ fn a_capture_sees_what_crosses_namespaces() {
     }
 }
 
-/// The operator can say no.
+/// The operator can forbid pairs across namespaces.
 #[test]
 fn namespaces_stay_apart_where_the_operator_says_so() {
     let Some(mut system) = start() else { return };
@@ -380,7 +382,7 @@ fn namespaces_stay_apart_where_the_operator_says_so() {
     assert_eq!(system.status()["channels_made"].as_u64(), Some(0));
 }
 
-/// Two pods, each a namespace, each with a proxy of its own user: as service meshes do it.
+/// Two pods, each a namespace with a proxy that runs as its own user, as in a service mesh.
 ///
 /// ```text
 ///   pod 1: app ─► REDIRECT ─► proxy ───── veth ───── proxy ─► app :pod 2
@@ -446,10 +448,10 @@ fn a_chain_of_sidecars_is_paired_hop_by_hop() {
     for end in &mut endless {
         assert!(end.ended().is_none(), "{}", end.outputs());
     }
-    // Each has checked every byte so far. Their end is left out: haproxy resets some connections
-    // when both sides have ended, without Toehold, too.
+    // Each end has checked all bytes so far. The test does not check the end of the connections:
+    // haproxy resets some of them after both sides have ended, also without Toehold.
 }
 
-/// The users of applications and of proxies, as Istio numbers them.
+/// The user IDs of applications and of proxies, as in Istio.
 const APP: u32 = 1000;
 const PROXY: u32 = 1337;

@@ -1,5 +1,6 @@
-//! A packet capture makes connections visible: they go by the kernel while it lasts, lose nothing,
-//! and return to shared memory after it. So do firewall rules and traffic control.
+//! A packet capture makes connections visible: they use the kernel during the capture, lose
+//! nothing, and return to shared memory after it. Firewall rules and traffic control have this
+//! effect, too.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,11 +17,12 @@ use toehold_network::Namespace;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
 const STREAM: &str = env!("CARGO_BIN_EXE_stream");
 const TIME_LIMIT: Duration = Duration::from_secs(120);
-/// How many connections the tests have; `TOEHOLD_CAPTURED` overrides it.
+/// The number of connections in the tests; `TOEHOLD_CAPTURED` overrides it.
 const COUNT: usize = 100;
 const CAPTURED: &str = "a packet capture, new firewall rule or traffic control is to see it";
 
-/// A namespace of the test's own: a capture concerns everybody on a host.
+/// A program and its adapter in a separate namespace, because a capture affects all connections of
+/// a host.
 struct Observed {
     toehold: Toehold,
     crowd: Crowd,
@@ -56,7 +58,8 @@ impl Observed {
         })
     }
 
-    /// Whether all come to be on the kernel for what is to see them, or none, while they are used.
+    /// Whether all used connections move to the kernel so that an observer sees them; with
+    /// `is_kept` false, whether none of them is there.
     fn all_are_kept(&mut self, is_kept: bool) -> bool {
         wait_until(TIME_LIMIT, || {
             self.crowd.order("around 50");
@@ -82,7 +85,7 @@ fn namespace() -> Option<Namespace> {
     made.ok()
 }
 
-/// A packet socket on the loopback device of a namespace, as a capture has one.
+/// A packet socket on a namespace's loopback device, like that of a capture.
 struct PacketSocket(OwnedFd);
 
 impl PacketSocket {
@@ -108,8 +111,8 @@ impl PacketSocket {
         PacketSocket(socket)
     }
 
-    /// Reads until `count` ports have talked to `server`: when each was first seen to do so. A
-    /// doorbell is one byte; the messages are longer.
+    /// Reads until `count` ports have sent to `server`. Returns the time of the first packet of
+    /// each port. A doorbell is one byte, and messages are longer.
     fn watch(&self, server: u16, count: usize) -> BTreeMap<u16, Duration> {
         let mut seen = BTreeMap::new();
         self.read(|frame, after| {
@@ -129,7 +132,7 @@ impl PacketSocket {
         seen
     }
 
-    /// Reads until there were `count` frames with TCP to and from `port`: how many there were.
+    /// Reads until `count` TCP frames to or from `port` have been seen. Returns their number.
     fn count(&self, port: u16, count: usize) -> usize {
         let mut seen = 0;
         self.read(|frame, _| {
@@ -140,7 +143,7 @@ impl PacketSocket {
         seen
     }
 
-    /// Gives what comes to `each`, with the time that has passed, for as long as it wants more.
+    /// Passes each frame to `each`, with the elapsed time, as long as `each` returns true.
     fn read(&self, mut each: impl FnMut(&[u8], Duration) -> bool) {
         let begun = Instant::now();
         let mut frame = [0u8; 256];
@@ -160,7 +163,7 @@ impl PacketSocket {
     }
 }
 
-/// Ports and payload of an Ethernet frame with TCP over IPv4.
+/// The ports and the payload length of an Ethernet frame with TCP over IPv4.
 fn tcp(frame: &[u8]) -> Option<([u16; 2], usize)> {
     let word =
         |bytes: &[u8], at: usize| Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]));
@@ -183,7 +186,7 @@ fn a_capture_sees_every_connection_and_afterwards_all_are_fast_again() {
     let (crowd, is_over) = (&mut observed.crowd, &AtomicBool::new(false));
     let (seen, opened) = std::thread::scope(|scope| {
         let watching = scope.spawn(move || {
-            // In the middle of the traffic.
+            // The capture begins in the middle of the traffic.
             std::thread::sleep(Duration::from_millis(100));
             let begun = Instant::now();
             let socket = PacketSocket::open(namespace);
@@ -207,8 +210,8 @@ fn a_capture_sees_every_connection_and_afterwards_all_are_fast_again() {
     observed.crowd.end();
 }
 
-/// A program is told of a capture as a whole: its idle connections follow with the one that it
-/// uses, without a doorbell for each.
+/// A program is told of a capture once for all its connections. Its idle connections move with the
+/// one that it uses, without a doorbell for each.
 #[test]
 fn idle_connections_follow_a_capture_with_one_that_is_used() {
     let Some(mut observed) = Observed::start(&[]) else {
@@ -224,7 +227,7 @@ fn idle_connections_follow_a_capture_with_one_that_is_used() {
         let (crowd, is_over) = (&mut observed.crowd, &is_over);
         let left = std::thread::scope(|scope| {
             let watching = scope.spawn(move || {
-                // In the middle of the traffic.
+                // The capture begins in the middle of the traffic.
                 std::thread::sleep(Duration::from_millis(300));
                 let begun = Instant::now();
                 let socket = PacketSocket::open(namespace);
@@ -242,16 +245,17 @@ fn idle_connections_follow_a_capture_with_one_that_is_used() {
         let both = rung().into_iter().zip(before);
         let rung = both.filter(|(now, before)| now != before).count();
         eprintln!("{rung} ends have rung");
-        // Those of the connection that is used, and a few others.
+        // Doorbells came only to the used connection and to a few others.
         assert!(!are_idle || rung < observed.count / 2, "{rung} ends");
         assert!(observed.all_are_direct(), "{}", observed.whereabouts());
     }
     observed.crowd.end();
 }
 
-/// Two programs that never sleep, because their spinning always pays, are told of the end of a
-/// capture as others are: both ends of their idle connections come back while they use another one,
-/// whichever hears of it first. During the capture `status` has none of them in memory.
+/// Two programs never sleep, because their spinning always succeeds. They must also be told of the
+/// end of a capture. Both ends of their idle connections come back while the programs use another
+/// connection, whichever program is told first. During the capture `status` shows no connection in
+/// memory.
 #[test]
 fn idle_connections_come_back_to_programs_that_never_sleep() {
     let Some(mut observed) = Observed::start(&[]) else {
@@ -265,7 +269,7 @@ fn idle_connections_come_back_to_programs_that_never_sleep() {
         let socket = PacketSocket::open(namespace);
         let claims: [Claim; 2] = [ends::is_told, ends::sends_by_kernel];
         let left = follow("alone", Instant::now(), ends, claims);
-        // An end that receives nothing has not noted yet that its peer sends by the kernel.
+        // An end that receives nothing has not noticed yet that its peer sends through the kernel.
         let connections = toehold.connections();
         let direct = connections
             .iter()
@@ -282,9 +286,9 @@ fn idle_connections_come_back_to_programs_that_never_sleep() {
     observed.crowd.end();
 }
 
-/// Watches two programs until all ends of their connections were told something and have done it.
-/// Prints when the first was told, when all were, and when all had done it, and returns how many of
-/// each have not.
+/// Watches two programs until all ends of their connections have been told and have obeyed. Prints
+/// when the first end was told, when all were told, and when all had obeyed. Returns how many ends
+/// were not told, and how many have not obeyed.
 fn follow(what: &str, begun: Instant, ends: &[Ends; 2], claims: [Claim; 2]) -> [usize; 2] {
     let [mut told, mut done] = claims.map(|claim| ends.each_ref().map(|it| it.without(claim)));
     let all = told.each_mut().map(Waiting::count);
@@ -304,7 +308,7 @@ fn follow(what: &str, begun: Instant, ends: &[Ends; 2], claims: [Claim; 2]) -> [
     done.each_mut().map(Waiting::count)
 }
 
-/// Captures come and go while bytes flow in both directions, by every call and every way of
+/// Captures begin and end while bytes flow in both directions, with every call and every way of
 /// waiting.
 #[test]
 fn nothing_is_lost_while_captures_begin_and_end() {
@@ -337,7 +341,7 @@ fn nothing_is_lost_while_captures_begin_and_end() {
     let connections = toehold.connections();
     let switches: u64 = connections.iter().map(|one| one.count("downgrades")).sum();
     assert!(switches > 0, "no capture had an effect");
-    // The client goes; the server has checked all that came.
+    // The client ends; the server has checked all bytes that arrived.
     checked.client.signal(libc::SIGTERM);
     let said = checked.server.success(TIME_LIMIT);
     assert!(said.contains("received"), "{said}");
@@ -354,9 +358,9 @@ fn tcpdump_sees_every_byte_and_status_says_why_it_is_slower() {
         };
         let file = observed.toehold.dir().join("capture.pcap");
         let mut command = observed.namespace.command("tcpdump");
-        // As root: who else could write there?
+        // tcpdump stays root, because other users cannot write to this directory.
         command.args(["-Z", "root", "-i", interface, "-U"]);
-        // Short frames and a large buffer: one that is full would drop packets.
+        // Short frames and a large buffer, because a full buffer would drop packets.
         command.args(["-s", "256", "-B", "65536", "-w"]);
         command.arg(&file);
         let mut tcpdump = Running::start(command, "tcpdump", observed.toehold.dir());
@@ -370,7 +374,8 @@ fn tcpdump_sees_every_byte_and_status_says_why_it_is_slower() {
         });
         assert!(captured, "{}", observed.whereabouts());
         observed.crowd.order("talk 7");
-        // There and back; `message 1` is the beginning of `message 11`, too.
+        // Each message travels in both directions. (`message 1` is also the beginning of `message
+        // 11`.)
         let is_there = |message: &str| {
             let bytes = std::fs::read(&file).unwrap_or_default();
             let places = bytes.windows(message.len());
@@ -387,7 +392,7 @@ fn tcpdump_sees_every_byte_and_status_says_why_it_is_slower() {
     }
 }
 
-/// Programs that ask for nothing tell the new adapter of themselves, because it asks them to.
+/// The new adapter asks programs to report themselves, also those that make no requests.
 #[test]
 fn a_capture_sees_connections_that_an_earlier_adapter_has_introduced() {
     let Some(mut observed) = Observed::start(&[]) else {
@@ -420,7 +425,7 @@ fn connections_that_are_made_during_a_capture_are_seen_from_the_start() {
         return;
     };
     let socket = PacketSocket::open(&observed.namespace);
-    // The adapter knows of the capture once it has connections yield.
+    // When connections move to the kernel, the adapter knows of the capture.
     let noticed = wait_until(TIME_LIMIT, || {
         observed.crowd.order("around 20");
         let connections = observed.toehold.connections();
@@ -503,18 +508,18 @@ fn the_operators_command_outlasts_a_capture_and_an_adapter_may_ignore_captures()
     observed.crowd.end();
 }
 
-/// Loads rules of nftables in a namespace.
+/// Loads nftables rules in a namespace.
 fn nft(place: &Namespace, rules: &str) {
     let output = place.command("nft").arg(rules).output().expect("nft runs");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{rules}: {said}");
 }
 
-/// A table of its own for rules.
+/// Makes a separate table and chain for rules.
 const WATCH: &str = "add table inet watch; add chain inet watch input \
     { type filter hook input priority 0; }; ";
 
-/// The packets that its rule has counted.
+/// The number of packets that the rule in [`WATCH`]'s table has counted.
 fn counted(place: &Namespace) -> u64 {
     let mut command = place.command("nft");
     let output = command.args(["list", "table", "inet", "watch"]).output();
@@ -525,13 +530,14 @@ fn counted(place: &Namespace) -> u64 {
     count.parse().expect("a number")
 }
 
-/// Only who has the privilege is told of rules; the adapter's user here has it in its namespace.
+/// The kernel reports rules only to a privileged process. The adapter's user has the privilege in
+/// this namespace.
 #[test]
 fn a_new_firewall_rule_sees_every_message_and_without_it_all_are_fast_again() {
     follow_a_new_firewall_rule(&[]);
 }
 
-/// It has given the privilege up by the time it serves.
+/// The system adapter has dropped the privilege before it serves programs.
 #[test]
 fn a_new_firewall_rule_is_seen_by_the_system_adapter_too() {
     follow_a_new_firewall_rule(&["--system"]);
@@ -545,7 +551,8 @@ fn follow_a_new_firewall_rule(adapter_options: &[&str]) {
         return;
     };
     let port = observed.crowd.port();
-    // None of these would see them, or be missed.
+    // These rules do not match the packets of these connections, or nothing is lost if they do not
+    // see the packets.
     for rule in [
         "udp dport 53 counter".to_owned(),
         "tcp dport 1 counter".to_owned(),
@@ -582,7 +589,7 @@ fn tc(place: &Namespace, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The packets that have passed its queueing discipline.
+/// The number of packets that have passed the queueing discipline.
 fn shaped(place: &Namespace) -> u64 {
     let text = tc(place, &["-s", "qdisc", "show", "dev", "lo", "root"]);
     let words: Vec<&str> = text.split_whitespace().collect();
@@ -591,7 +598,7 @@ fn shaped(place: &Namespace) -> u64 {
     count.parse().expect("a number")
 }
 
-/// A test of a slow network is a test of connections within a host, too.
+/// A test that slows the network down must also slow connections within a host.
 #[test]
 fn traffic_control_of_loopback_shapes_every_message_and_without_it_all_are_fast_again() {
     if host::require(["tc"]).is_none() {
@@ -602,7 +609,7 @@ fn traffic_control_of_loopback_shapes_every_message_and_without_it_all_are_fast_
     };
     const LOOPBACK: [&str; 4] = ["qdisc", "add", "dev", "lo"];
     const WIDE: [&str; 7] = ["root", "tbf", "rate", "8gbit", "burst", "1mb", "latency"];
-    // A place for programs, which shapes nothing.
+    // `clsact` only holds programs, and delays no packets.
     tc(&observed.namespace, &[&LOOPBACK[..], &["clsact"]].concat());
     observed.crowd.order("around 100");
     assert!(observed.all_are_kept(false), "{}", observed.whereabouts());
@@ -618,7 +625,7 @@ fn traffic_control_of_loopback_shapes_every_message_and_without_it_all_are_fast_
     observed.crowd.end();
 }
 
-/// Of carriers that wait for the next connection nobody sees anything, either.
+/// An observer cannot see connections on waiting carriers either.
 #[test]
 fn short_connections_are_the_kernels_while_a_capture_or_a_new_rule_sees_them() {
     if host::require(["nft"]).is_none() {
@@ -630,10 +637,11 @@ fn short_connections_are_the_kernels_while_a_capture_or_a_new_rule_sees_them() {
     };
     let starter = namespace.starter();
     let toehold = Toehold::start_in(&starter.each_ref().map(String::as_str), &[]);
-    // Always: a busy host has few carriers, and late.
+    // `always`, because a busy host has few carriers, and late.
     let load = Generator::start(&toehold, Path::Express, &["--pattern", "connect"]);
     let connected = || express_count(&toehold.status(), "connected");
-    // A connection of the kernel has seven segments at least; one on a carrier at most a doorbell.
+    // A kernel connection has at least seven segments. A connection on a carrier has at most a
+    // doorbell.
     const SEEN: usize = 200;
     let are_express = || {
         let before = connected();
@@ -687,7 +695,7 @@ fn a_rule_keeps_one_port_in_memory_while_a_capture_runs() {
     });
     assert!(is_read, "{}", observed.toehold.adapter().outputs());
     let socket = PacketSocket::open(&observed.namespace);
-    // Connections that are made during the capture are no exception.
+    // The rule also applies to connections that are made during the capture.
     let ignored = Crowd::start(&observed.toehold, PROGRAM, &["10", "light"], TIME_LIMIT);
     let mut ignored = (ignored.port(), ignored);
     let rules = format!(

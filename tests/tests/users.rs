@@ -1,4 +1,4 @@
-//! The system adapter: programs of different users, each as its own user, and who may do what.
+//! The system adapter: programs of different users, and the rights of each user.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,7 +12,7 @@ use toehold_e2e::system::{CLIENT, SERVER, STRANGER, System};
 use toehold_e2e::{Running, Toehold, host, toehold, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
-/// Debian's own: another one before it in `PATH` may be root's alone.
+/// Debian's interpreter: another one earlier in `PATH` may be accessible to root only.
 const PYTHON: &str = "/usr/bin/python3";
 
 /// A line of `/proc/PID/status`.
@@ -33,17 +33,17 @@ fn two_users_exchange_bytes_through_shared_memory() {
     for (end, user) in pair.iter().zip([SERVER, CLIENT]) {
         assert!(line_of_status(end.pid(), "Uid:").starts_with(&user.to_string()));
     }
-    // Every byte is checked where it arrives, and every end goes on to its end.
+    // Each end checks every byte that it receives, and must end in success.
     for end in &mut pair {
         let status = end.wait(TIME_LIMIT * 4);
         assert!(status.is_some_and(|it| it.success()), "{}", end.outputs());
     }
-    // All that with three capabilities and a filter for system calls.
+    // The adapter did so with three capabilities and a filter for system calls.
     let adapter = host.adapter().pid();
     for set in ["CapEff:", "CapPrm:", "CapInh:", "CapBnd:"] {
         let kept = line_of_status(adapter, set);
         let kept = u64::from_str_radix(&kept, 16).expect("a mask");
-        // DAC_READ_SEARCH, SYS_PTRACE and SYS_RESOURCE; root of a container may have fewer.
+        // DAC_READ_SEARCH, SYS_PTRACE and SYS_RESOURCE. Root in a container may have fewer.
         assert_eq!(kept & !(1 << 2 | 1 << 19 | 1 << 24), 0, "{set} {kept:x}");
     }
     assert_eq!(line_of_status(adapter, "Seccomp:"), "2");
@@ -80,7 +80,7 @@ fn static_programs_are_patched_by_a_command_that_has_capabilities() {
         host::skipped(&format!("files cannot have capabilities here: {error}"));
         return;
     }
-    // The shell has no capability: a program that gains one must not be traced.
+    // The shell has no capability. A program that gains a capability must not be traced.
     let line = "exec \"$0\" run -- \"$1\"";
     let mut command = host.toehold_as(CLIENT, &["run", "--path", "host", "--", "sh", "-c", line]);
     command.arg(host.command()).arg(&says);
@@ -120,7 +120,7 @@ fn connections_outlive_the_system_adapter_and_new_ones_find_the_next() {
     let mut old = host.pair("old", 0);
     host.assert_in_memory(&old, "before the adapter's death");
     host.kill_adapter();
-    // Without an adapter two users' connection is the kernel's, and complete.
+    // Without an adapter a connection of two users stays on the kernel, and is complete.
     let mut between = host.pair("between", 30_000_000);
     for end in &mut between {
         let status = end.wait(TIME_LIMIT * 4);
@@ -137,7 +137,7 @@ fn connections_outlive_the_system_adapter_and_new_ones_find_the_next() {
     }
 }
 
-/// Programs of one host must not meet in two places because the adapter of all was busy.
+/// A busy system adapter must not make programs of one host use different adapters.
 #[test]
 fn programs_that_start_while_the_system_adapter_is_busy_meet_there_all_the_same() {
     let Some(mut host) = System::start(Path::new(PROGRAM)) else {
@@ -147,7 +147,7 @@ fn programs_that_start_while_the_system_adapter_is_busy_meet_there_all_the_same(
     let pair = host.pair("early", 0);
     host.adapter().signal(libc::SIGCONT);
     host.assert_in_memory(&pair, "after it goes on");
-    // The client began when the adapter went on.
+    // The client began before the adapter continued, and reports that it had to wait.
     let said = pair[0].stderr();
     assert!(said.contains("did not answer within 2 seconds"), "{said}");
 }
@@ -174,7 +174,7 @@ fn a_stranger_learns_and_changes_nothing() {
             "{words:?}: {said}"
         );
     }
-    // It can neither take the adapter's place nor its directory.
+    // A stranger can replace neither the adapter's socket nor its directory.
     let dir = host.system_dir();
     for script in [
         format!("rm -f {}/adapter.sock", dir.display()),
@@ -195,7 +195,8 @@ fn a_stranger_learns_and_changes_nothing() {
     }
 }
 
-/// A socket at a path where programs meet their adapter. It says how many bytes it hears first.
+/// A listener at the path where programs find their adapter. It prints the length of the first
+/// message.
 const LISTENER_OF_A_FALSE_ADAPTER: &str = "
 import os, socket
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -208,7 +209,7 @@ while True:
     print('heard', len(client.recv(4096)), flush=True)
 ";
 
-/// A program that has a connection.
+/// A program with one connection.
 const CONNECTS: &str = "
 import socket
 listener = socket.create_server(('127.0.0.1', 0))
@@ -218,8 +219,9 @@ client.sendall(b'one')
 assert server.recv(3) == b'one'
 ";
 
-/// The program is told where to look, and a stranger listens there. It connects, sees whose the
-/// listener is, and sends nothing. An adapter of its own user hears its hello.
+/// The program gets the path of a listener that belongs to another user. It connects, checks the
+/// owner of the listener, and sends nothing. A listener of the program's own user receives its
+/// hello.
 #[test]
 fn an_adapter_of_another_user_hears_nothing_from_a_program() {
     let Some(host) = System::start(Path::new(PROGRAM)) else {
@@ -258,7 +260,8 @@ fn an_adapter_of_another_user_hears_nothing_from_a_program() {
     }
 }
 
-/// Why the server of a pair is on the kernel, by what root is told, once that is `words`.
+/// Asserts that the server of a pair is on the kernel for the reason `words`, as `status` tells
+/// root.
 fn assert_reason(host: &System, pair: &[Running; 2], words: &str) {
     let reasons = || {
         let connections = host.connections(pair[0].pid());
@@ -284,7 +287,7 @@ fn the_reason_names_another_adapter_only_where_there_is_one() {
     stop_adapter_of(&host, CLIENT);
 }
 
-/// Exchanges bytes with itself as nobody, with sockets that are made after it has become that user.
+/// Becomes the user nobody, then makes sockets and exchanges bytes with itself.
 const BECOMES_NOBODY: &str = "
 import os, socket, sys
 os.setgid(65534), os.setuid(65534)
@@ -299,7 +302,7 @@ print('exchanged', flush=True)
 sys.stdin.read()
 ";
 
-/// A user's own adapter is in a directory that others may not enter.
+/// A user's own adapter has a directory that other users cannot enter.
 #[test]
 fn the_reason_says_that_a_program_has_become_a_user_whom_the_adapter_does_not_serve() {
     // SAFETY: cannot fail.
@@ -320,7 +323,8 @@ fn the_reason_says_that_a_program_has_become_a_user_whom_the_adapter_does_not_se
     }
 }
 
-/// Its adapter is dead, then another one that has not heard of it: `status` reads its table.
+/// The channel's adapter is killed, and then another adapter runs that does not know the channel.
+/// `status` reads the adapter's table.
 #[test]
 fn live_channels_are_shown_without_the_adapter_that_made_them() {
     let Some(mut host) = System::start(Path::new(PROGRAM)) else {
@@ -330,7 +334,7 @@ fn live_channels_are_shown_without_the_adapter_that_made_them() {
     host.assert_in_memory(&pair, "before the adapter's death");
     host.kill_adapter();
     host.assert_in_memory(&pair, "without an adapter");
-    // A user is shown its own.
+    // A user sees only the user's own programs.
     let words = ["status", "--json", "--adapter", "system"];
     let output = host.toehold_as(SERVER, &words).output().expect("runs");
     let said = String::from_utf8_lossy(&output.stdout);
@@ -354,8 +358,8 @@ fn live_channels_are_shown_without_the_adapter_that_made_them() {
     }
 }
 
-/// A count of express, by what root is told. The adapter is asked seldom: while it reads the lists
-/// of sockets, with all that have ended, it introduces nobody.
+/// One of the counts of `express` that `status` tells root. The function asks seldom: while the
+/// adapter reads the lists of sockets, with all ended ones, it pairs no connections.
 fn express_count(host: &System, name: &str) -> u64 {
     std::thread::sleep(Duration::from_millis(500));
     toehold::express_count(&host.status(), name)
@@ -369,7 +373,7 @@ fn short_connections_of_two_users_go_by_used_carriers() {
     let address = format!("127.0.0.1:{}", host::free_port());
     let command = host.command().to_string_lossy().into_owned();
     let start = |user: u32, words: &[&str]| {
-        // Always: on a busy host few short connections make a carrier, and late.
+        // `always`, because on a busy host few short connections make a carrier, and late.
         let options = ["run", "--express", "always", "--", &command, "lab"];
         let command = host.toehold_as(user, &[&options, words].concat());
         Running::start(command, words[0], host.scratch())
@@ -394,8 +398,8 @@ fn short_connections_of_two_users_go_by_used_carriers() {
     assert!(held, "{outputs}\n{}", host.status());
 }
 
-/// A carrier leads to the process that had the listener's address when it was made. That is
-/// another user's, so it is used only while the listener is the one that it was.
+/// A carrier leads to the process that had the listener's address when the carrier was made. That
+/// process belongs to another user, so a carrier is used only while that listener still exists.
 #[test]
 fn a_carrier_does_not_lead_to_who_has_lost_the_listener_s_address() {
     let Some(host) = System::start(Path::new(PROGRAM)) else {
@@ -425,8 +429,8 @@ fn a_carrier_does_not_lead_to_who_has_lost_the_listener_s_address() {
     assert_eq!(client.success(TIME_LIMIT).trim(), "owner=100");
 }
 
-/// The adapter that `toehold run` has started for a user leaves when it is idle. Here it is told
-/// to.
+/// Stops the adapter that `toehold run` has started for a user. Without this it would end when it
+/// is idle.
 fn stop_adapter_of(host: &System, user: u32) {
     let lock = std::fs::read_to_string(host.home(user).join("toehold/adapter.lock"));
     let pid: i32 = lock.expect("its adapter's").trim().parse().expect("a pid");
@@ -434,7 +438,7 @@ fn stop_adapter_of(host: &System, user: u32) {
     unsafe { libc::kill(pid, libc::SIGTERM) };
 }
 
-/// One `toehold run` says `--adapter user`: nobody pairs across two adapters.
+/// One `toehold run` uses `--adapter user`. Programs of two adapters are not paired.
 #[test]
 fn a_user_s_own_adapter_pairs_with_nobody_else() {
     let Some(host) = System::start(Path::new(PROGRAM)) else {
@@ -448,8 +452,8 @@ fn a_user_s_own_adapter_pairs_with_nobody_else() {
     stop_adapter_of(&host, STRANGER);
 }
 
-/// As systemd's `PrivateTmp=`: the service has a `/tmp` of its own. The directory of the system
-/// adapter is elsewhere, so both meet all the same.
+/// Like systemd's `PrivateTmp=`: the service has its own `/tmp`. The system adapter's directory is
+/// elsewhere, so both programs find the adapter.
 #[test]
 fn a_service_with_a_tmp_of_its_own_is_paired() {
     let Some(host) = System::start_in(Path::new("/var/lib"), Path::new(PROGRAM)) else {
