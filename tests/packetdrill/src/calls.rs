@@ -47,7 +47,7 @@ impl Stack {
         let socket = self.descriptors.socket(fd)?;
         let local = socket.local.ok_or(libc::EINVAL)?;
         let options = self.options_for(fd, false)?;
-        // One more than was asked for may wait, as the kernel has it.
+        // The queue may hold one more than the program asked for, as on the kernel.
         let backlog = backlog.max(0) as usize + 1;
         let id = match self.engine().listen(local, backlog, options) {
             Ok(id) => id,
@@ -62,7 +62,7 @@ impl Stack {
         Ok(0)
     }
 
-    /// Begins a connection; an error also where it has to be waited for (EINPROGRESS, EALREADY).
+    /// Begins a connection. Also an error if the caller has to wait for it (EINPROGRESS, EALREADY).
     pub(crate) fn connect(&mut self, fd: c_int, remote: Option<SocketAddr>) -> Done {
         let now = self.now();
         let Some(remote) = remote else {
@@ -96,7 +96,7 @@ impl Stack {
         Err(libc::EINPROGRESS)
     }
 
-    /// connect(2) with `AF_UNSPEC`: the socket is as new.
+    /// connect(2) with `AF_UNSPEC`: the socket becomes like a new one.
     fn disconnect(&mut self, fd: c_int) -> Done {
         let now = self.now();
         let socket = self.descriptors.socket_mut(fd)?;
@@ -112,7 +112,7 @@ impl Stack {
         Ok(0)
     }
 
-    /// How the engine is to treat a connection of this socket.
+    /// The engine's options for a connection of this socket.
     pub(crate) fn options_for(&mut self, fd: c_int, is_active: bool) -> Result<Options, c_int> {
         let wishes = self.descriptors.socket(fd)?.wishes;
         let mut options = self.settings().options(is_active);
@@ -186,7 +186,7 @@ impl Stack {
         }
     }
 
-    /// ioctl(2) on queues: how many bytes stand there.
+    /// ioctl(2) on queues: the number of queued bytes.
     pub(crate) fn ioctl(&mut self, fd: c_int, request: u64) -> Result<c_int, c_int> {
         const SIOCOUTQNSD: u64 = 0x894b;
         let id = match &self.descriptors.socket(fd)?.role {
@@ -241,13 +241,13 @@ impl Stack {
         Ok(0)
     }
 
-    /// When a time-out of poll(2) is over.
+    /// The time at which a time-out of poll(2) expires.
     pub(crate) fn deadline(&self, timeout_ms: c_int) -> Option<Instant> {
         let micros = u64::try_from(timeout_ms).ok()? * 1_000;
         Some(Instant::from_micros(self.now().as_micros() + micros))
     }
 
-    /// The other end of a connection, as the socket's family has it.
+    /// The remote address of a connection, in the format of the socket's family.
     pub(crate) fn remote_of(&mut self, fd: c_int) -> Option<SocketAddr> {
         let family = self.descriptors.socket(fd).ok()?.family;
         let id = self.stream(fd).ok()?.id;
@@ -261,7 +261,7 @@ impl Stack {
     }
 }
 
-/// IPv4 stays IPv4, however it is written.
+/// Turns an IPv4-mapped IPv6 address into an IPv4 address.
 fn plain(address: SocketAddr) -> SocketAddr {
     let mapped = |v6: Ipv6Addr| v6.to_ipv4_mapped();
     match address.ip() {

@@ -1,11 +1,11 @@
-//! Descriptors: sockets and epoll instances by number.
+//! Descriptors: the numbers of sockets and epoll instances.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 
 use crate::socket::Socket;
 
-/// The first of our numbers: far above those of packetdrill's own files.
+/// The lowest number of our descriptors: far above the numbers of packetdrill's own files.
 pub(crate) const FIRST: c_int = 1 << 20;
 
 #[derive(Debug)]
@@ -25,9 +25,9 @@ pub(crate) struct Epoll {
 pub(crate) struct Watch {
     pub(crate) interest: u32,
     pub(crate) data: u64,
-    /// How many edges were told; `None` before anything was.
+    /// The numbers of edges that were reported; `None` before the first report.
     pub(crate) edges_told: Option<(u64, u64)>,
-    /// A one-shot that has fired.
+    /// True for a one-shot member that has reported its event.
     pub(crate) is_spent: bool,
 }
 

@@ -11,7 +11,7 @@ use crate::stack::Stack;
 
 const SO_MEMINFO: c_int = 55;
 const TCP_CC_INFO: c_int = 26;
-/// Longer than any kernel's: whoever asks says how much of it he knows.
+/// Longer than `TCP_INFO` of any kernel: the caller says how many of its bytes it knows.
 const TCP_INFO_BYTES: usize = 512;
 /// The kernel's smallest socket buffer.
 const SEND_BYTES_MIN: u32 = 4_608;
@@ -36,7 +36,7 @@ impl Stack {
         let mut keepalive = wishes.keepalive_or_default();
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR | libc::SO_REUSEPORT) => {}
-            // A kernel may copy all the same, as this socket layer does.
+            // A kernel may copy in spite of this option, as this socket layer does.
             (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => {}
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                 let bytes = (2 * unsigned.min(settings_max)).max(SEND_BYTES_MIN);
@@ -186,7 +186,7 @@ impl Stack {
         let round_trip = info.round_trip.unwrap_or_default().as_micros() as u32;
         out.word(68, round_trip);
         out.word(72, info.round_trip_variation.as_micros() as u32);
-        // The kernel says "none yet" with the largest signed number.
+        // The kernel reports "none yet" as the largest signed number.
         let threshold = info.slow_start_threshold;
         out.word(
             76,
@@ -199,7 +199,7 @@ impl Stack {
         out.word(80, info.congestion_window / mss);
         out.word(84, info.advertised_mss.into());
         out.word(88, 3);
-        // The low halves of two wide numbers.
+        // The low halves of two 64-bit numbers.
         out.word(120, info.acknowledged as u32);
         out.word(128, info.received as u32);
         let unsent = self
@@ -225,7 +225,7 @@ impl Layout {
     }
 }
 
-/// The kernel's numbers for the states.
+/// The kernel's numbers for TCP states.
 fn state_number(state: State) -> u8 {
     match state {
         State::Established => 1,
@@ -246,7 +246,7 @@ fn congestion_state(info: &ConnectionInfo) -> u8 {
     match info.phase {
         Phase::Open if info.sacked > 0 => 1,
         Phase::Open => 0,
-        // A window reduced for a mark, with nothing to repair.
+        // The window was reduced for a congestion mark, and no segment needs repair.
         Phase::Recovery if info.lost + info.retransmitted + info.sacked == 0 => 2,
         Phase::Recovery => 3,
         Phase::Loss => 4,

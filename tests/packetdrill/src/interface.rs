@@ -1,9 +1,8 @@
 //! The C side: `struct packetdrill_interface`, filled with the functions below.
 //!
-//! Each unpacks its arguments, makes the call on [`Shared`] and leaves errno behind. packetdrill
-//! passes buffers that it owns for the length of the call; where a script passes a bad pointer on
-//! purpose, the answer is `EFAULT` for the null pointer, and the triaged list names the scripts
-//! that do worse.
+//! Each function unpacks its arguments, makes the call on [`Shared`] and sets errno. packetdrill
+//! passes buffers that it owns during the call. If a script passes a null pointer on purpose, the
+//! result is `EFAULT`. The triaged list names the scripts that pass worse pointers.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_longlong, c_ulong, c_void};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -55,8 +54,8 @@ pub struct Interface {
         libc::socklen_t,
     ) -> isize,
     sendmsg: unsafe extern "C" fn(UserData, c_int, *const libc::msghdr, c_int) -> isize,
-    // Declared with `...` there. On the ABIs of Linux a variadic call passes a first integer or
-    // pointer argument as any other call does.
+    // packetdrill declares these with `...`. On the ABIs of Linux a variadic call passes a first
+    // integer or pointer argument like any other call.
     fcntl: extern "C" fn(UserData, c_int, c_int, c_long) -> c_int,
     ioctl: unsafe extern "C" fn(UserData, c_int, c_ulong, *mut c_int) -> c_int,
     close: extern "C" fn(UserData, c_int) -> c_int,
@@ -103,7 +102,7 @@ pub unsafe extern "C" fn packetdrill_interface_init(
     let flags = if flags.is_null() {
         c""
     } else {
-        // SAFETY: not null, so a C string, as this function asks of its caller.
+        // SAFETY: not null, so a C string, as this function requires of its caller.
         unsafe { CStr::from_ptr(flags) }
     };
     Shared::init(&flags.to_string_lossy());
@@ -142,7 +141,7 @@ pub unsafe extern "C" fn packetdrill_interface_init(
         pipe,
         splice,
     };
-    // SAFETY: room for the table, as this function asks of its caller.
+    // SAFETY: room for the table, as this function requires of its caller.
     unsafe { interface.write(table) };
 }
 
@@ -217,7 +216,7 @@ unsafe extern "C" fn connect(
     }
 }
 
-/// Whether a call on this socket sleeps when there is nothing for it to do.
+/// Whether a call on this socket blocks when it cannot complete.
 fn may_sleep(fd: c_int, flags: c_int) -> bool {
     let is_nonblocking = shared().with(|stack| {
         let socket = stack.descriptors.socket(fd);
@@ -269,7 +268,7 @@ unsafe extern "C" fn recvfrom(
     _: *mut libc::sockaddr,
     _: *mut libc::socklen_t,
 ) -> isize {
-    // SAFETY: the same contract; a stream socket tells no address.
+    // SAFETY: an equal contract; a stream socket reports no address.
     unsafe { recv(userdata, fd, buffer, bytes, flags) }
 }
 
@@ -293,18 +292,18 @@ unsafe extern "C" fn recvmsg(
 /// Receives into buffers.
 ///
 /// # Safety
-/// `parts` points to `count` of them, each writable.
+/// `parts` points to `count` buffers, each writable.
 unsafe fn receive(fd: c_int, parts: *const libc::iovec, count: usize, flags: c_int) -> isize {
     let parts = if count == 0 {
         &[]
     } else {
-        // SAFETY: so says the caller; no parts is no slice.
+        // SAFETY: the caller's promise; zero parts form no slice here.
         unsafe { std::slice::from_raw_parts(parts, count) }
     };
     let bytes: usize = parts.iter().map(|part| part.iov_len).sum();
     let is_nowhere = |part: &libc::iovec| part.iov_base.is_null() && part.iov_len > 0;
     let is_bad = flags & libc::MSG_TRUNC == 0 && parts.iter().any(is_nowhere);
-    // Bytes that cannot be delivered stay in the stream.
+    // Bytes that cannot be delivered stay in the stream, so such a call only peeks.
     let looks = if is_bad { libc::MSG_PEEK } else { 0 };
     let call = Call::Read {
         fd,
@@ -374,7 +373,7 @@ unsafe extern "C" fn sendto(
     _: *const libc::sockaddr,
     _: libc::socklen_t,
 ) -> isize {
-    // SAFETY: the same contract; a stream socket ignores the address, save for Fast Open.
+    // SAFETY: an equal contract; a stream socket ignores the address, except for Fast Open.
     unsafe { send(userdata, fd, buffer, bytes, flags) }
 }
 
@@ -391,7 +390,7 @@ unsafe extern "C" fn sendmsg(
 /// Sends from buffers.
 ///
 /// # Safety
-/// `parts` points to `count` of them, each readable.
+/// `parts` points to `count` buffers, each readable.
 unsafe fn transmit(fd: c_int, parts: *const libc::iovec, count: usize, flags: c_int) -> isize {
     if flags & libc::MSG_FASTOPEN != 0 {
         return fail(libc::EOPNOTSUPP) as isize;
@@ -399,7 +398,7 @@ unsafe fn transmit(fd: c_int, parts: *const libc::iovec, count: usize, flags: c_
     let parts = if count == 0 {
         &[]
     } else {
-        // SAFETY: so says the caller; no parts is no slice.
+        // SAFETY: the caller's promise; zero parts form no slice here.
         unsafe { std::slice::from_raw_parts(parts, count) }
     };
     let mut bytes = Vec::new();
@@ -431,7 +430,7 @@ extern "C" fn fcntl(_: UserData, fd: c_int, command: c_int, argument: c_long) ->
 unsafe extern "C" fn ioctl(_: UserData, fd: c_int, request: c_ulong, out: *mut c_int) -> c_int {
     match shared().with(|stack| stack.ioctl(fd, request)) {
         Ok(bytes) => {
-            // SAFETY: the requests we know all fill an int of the caller's.
+            // SAFETY: all supported requests fill an int of the caller's.
             unsafe { out.write(bytes) };
             0
         }
@@ -457,7 +456,7 @@ unsafe extern "C" fn getsockopt_of_ours(
 ) -> c_int {
     match shared().with(|stack| stack.getsockopt(fd, level, name)) {
         Ok(bytes) => {
-            // SAFETY: `length` is the caller's, and says how much room `value` has.
+            // SAFETY: `length` is the caller's, and holds the size of `value`.
             unsafe {
                 let room = (*length as usize).min(bytes.len());
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), room);
@@ -469,10 +468,11 @@ unsafe extern "C" fn getsockopt_of_ours(
     }
 }
 
-/// Answers for our descriptors where packetdrill asks the C library, and passes everything else on.
+/// Answers for our descriptors when packetdrill calls the C library directly. Passes all other
+/// descriptors on.
 ///
 /// # Safety
-/// As getsockopt(2).
+/// The requirements of getsockopt(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockopt(
     fd: c_int,
@@ -482,21 +482,21 @@ pub unsafe extern "C" fn getsockopt(
     length: *mut libc::socklen_t,
 ) -> c_int {
     if fd >= FIRST && Shared::get().is_some() {
-        // SAFETY: the same contract.
+        // SAFETY: an equal contract.
         return unsafe { getsockopt_of_ours(std::ptr::null_mut(), fd, level, name, value, length) };
     }
-    // SAFETY: the same contract; the system call is what the C library would make.
+    // SAFETY: an equal contract; this is the system call that the C library would make.
     unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, value, length) as c_int }
 }
 
-/// Closes our descriptors, and passes everything else on: packetdrill itself closes what a script
-/// left open.
+/// Closes our descriptors, because packetdrill itself closes those that a script left open. Passes
+/// all other descriptors on.
 #[unsafe(no_mangle)]
 pub extern "C" fn close(fd: c_int) -> c_int {
     if fd >= FIRST && Shared::get().is_some() {
         return close_ours(std::ptr::null_mut(), fd);
     }
-    // SAFETY: the system call is what the C library would make.
+    // SAFETY: this is the system call that the C library would make.
     unsafe { libc::syscall(libc::SYS_close, fd) as c_int }
 }
 
@@ -660,7 +660,7 @@ extern "C" fn splice(
     fail(libc::ENOSYS)
 }
 
-/// The address behind a pointer; `None` for `AF_UNSPEC` and what is too short.
+/// The address behind a pointer; `None` for `AF_UNSPEC` and for an address that is too short.
 ///
 /// # Safety
 /// `address` points to `length` readable bytes.
@@ -675,13 +675,13 @@ unsafe fn read_address(
     // SAFETY: long enough for the family.
     match c_int::from(unsafe { (*address).sa_family }) {
         libc::AF_INET if length >= size_of::<libc::sockaddr_in>() => {
-            // SAFETY: long enough, and any alignment will do.
+            // SAFETY: long enough, and `read_unaligned` accepts any alignment.
             let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
         }
         libc::AF_INET6 if length >= size_of::<libc::sockaddr_in6>() => {
-            // SAFETY: long enough, and any alignment will do.
+            // SAFETY: long enough, and `read_unaligned` accepts any alignment.
             let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             Some(SocketAddr::new(ip.into(), u16::from_be(v6.sin6_port)))
@@ -690,7 +690,7 @@ unsafe fn read_address(
     }
 }
 
-/// Tells an address.
+/// Writes an address to the caller's buffer.
 ///
 /// # Safety
 /// `out` has room for a `sockaddr_in6`, `length` is writable.
@@ -709,7 +709,7 @@ unsafe fn write_address(
                 },
                 sin_zero: [0; 8],
             };
-            // SAFETY: room, as this function asks of its caller.
+            // SAFETY: room, as this function requires of its caller.
             unsafe {
                 out.cast::<libc::sockaddr_in>().write_unaligned(raw);
                 *length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
@@ -725,7 +725,7 @@ unsafe fn write_address(
                 },
                 sin6_scope_id: 0,
             };
-            // SAFETY: room, as this function asks of its caller.
+            // SAFETY: room, as this function requires of its caller.
             unsafe {
                 out.cast::<libc::sockaddr_in6>().write_unaligned(raw);
                 *length = size_of::<libc::sockaddr_in6>() as libc::socklen_t;

@@ -1,9 +1,9 @@
 //! The engine behind packetdrill's interface for shared libraries (`--so_filename`).
 //!
 //! packetdrill interprets a script of socket calls and packets. Here the calls reach a small socket
-//! layer over [`toehold_tcp::Engine`], the packets are the engine's frames, and the clock is
-//! virtual: it advances only when the script waits, and then immediately. So a ten-minute script
-//! takes no longer than one of a second, and every run gives an equal result.
+//! layer over [`toehold_tcp::Engine`], and the packets are the engine's frames. The clock is
+//! virtual: it advances only when the script waits, and then immediately. So a script of ten
+//! minutes takes no longer than a script of one second, and every run gives an equal result.
 //!
 //! ```text
 //!   packetdrill ── socket calls ──> [calls] ──> [socket] ──┐
@@ -15,10 +15,10 @@
 //! [`interface`] is the C side, [`shared`] lets two threads use the stack, [`descriptors`] numbers
 //! sockets, and [`info`] has their options.
 //!
-//! The settings of the engine are those of the kernel: scripts begin with `sysctl`, and
-//! [`settings`] reads back what they wrote. Some of packetdrill's own calls (`getsockopt` for its
-//! Python assertions) do not go through the interface; the runner therefore also preloads this
-//! library, which answers them for the descriptors that are its own.
+//! The engine uses the kernel's settings: scripts begin with `sysctl`, and [`settings`] reads the
+//! values back. Some of packetdrill's own calls (`getsockopt` for its Python assertions) bypass the
+//! interface. Therefore the runner also preloads this library, which answers them for its own
+//! descriptors.
 //!
 //! The socket layer is for tests: rings without a bound, no fork, no urgent data, no error queue.
 //!

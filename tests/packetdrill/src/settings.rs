@@ -1,15 +1,15 @@
-//! The settings that a script wants of the stack: it says so by `sysctl`, and here they are read
-//! back.
+//! The settings that a script wants for the stack. The script sets them by `sysctl`, and this
+//! module reads them back.
 
 use toehold_tcp::{
     Config, CongestionControl, Duration, EcnMode, InterfaceAddress, Medium, Offload, Options, Route,
 };
 
-/// The largest payload of one frame, where the runner asks for segmentation offload.
+/// The largest payload of one frame, if the runner asks for segmentation offload.
 const SEGMENTATION_BYTES_MAX: u32 = 65_000;
 const MTU: u16 = 1_500;
 
-/// The kernel's settings, as far as the engine has something like them.
+/// Those kernel settings for which the engine has a counterpart.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) receive_bytes: u32,
@@ -20,25 +20,25 @@ pub(crate) struct Settings {
     timestamps: bool,
     sack: bool,
     window_scaling: bool,
-    /// 0: never; 1: asked for and agreed to; 2: agreed to.
+    /// 0: never; 1: request and accept ECN; 2: only accept it.
     ecn: u32,
     congestion: CongestionControl,
     syn_retries_max: u8,
     retries_max: u8,
     rto_max: Duration,
-    /// Every SYN is answered by a cookie.
+    /// The engine answers every SYN with a cookie.
     always_cookies: bool,
     restart_after_idle: bool,
     tail_probes: bool,
     segmentation: bool,
-    /// The runner compares segments without PSH.
+    /// The runner compares segments without the PSH bit.
     pub(crate) no_push: bool,
     mtu: u16,
 }
 
 impl Settings {
-    /// Reads the settings of this network namespace. `flags` is what the runner passed in
-    /// `--so_flags`: words separated by commas, `segmentation`, `no-push` and `mtu=BYTES`.
+    /// Reads the settings of this network namespace. `flags` is the runner's `--so_flags`: the
+    /// words `segmentation`, `no-push` and `mtu=BYTES`, separated by commas.
     pub(crate) fn read(flags: &str) -> Self {
         Self::from_lookup(flags, &|name| {
             std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok()
@@ -83,7 +83,8 @@ impl Settings {
         }
     }
 
-    /// The engine's configuration. Scripts bind the addresses they use; these are for who does not.
+    /// The engine's configuration. Scripts bind the addresses they use; these addresses are for
+    /// scripts that do not.
     pub(crate) fn config(&self) -> Config {
         let v4 = InterfaceAddress {
             address: [192, 168, 0, 1].into(),
@@ -125,7 +126,7 @@ impl Settings {
         config
     }
 
-    /// How a connection behaves before the script changes it.
+    /// The options of a connection before the script changes them.
     pub(crate) fn options(&self, is_active: bool) -> Options {
         Options {
             congestion: self.congestion,

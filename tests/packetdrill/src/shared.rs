@@ -1,5 +1,5 @@
-//! The stack between two threads: the script's, which moves the clock, and the one that sleeps in
-//! calls.
+//! The stack, shared by two threads: the script's thread, which moves the clock, and the thread
+//! that sleeps in calls.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -12,18 +12,19 @@ use toehold_tcp::{Duration, Instant};
 use crate::socket::{Call, Outcome};
 use crate::stack::{Stack, Waiting};
 
-/// The virtual time of one look at the clock: a script that spins gets on.
+/// The virtual time that one reading of the clock takes, so that a script that spins makes
+/// progress.
 const LOOK: Duration = Duration::from_micros(1);
 
-/// Real time for the other thread; far more than it needs.
+/// The real time that the other thread gets: far more than it needs.
 const HANDOVER: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// The stack of this process. packetdrill runs one script in a process.
 static SHARED: OnceLock<Shared> = OnceLock::new();
 
 thread_local! {
-    /// When the call this thread slept in was over. packetdrill asks for the time first thing after
-    /// it, and by then the script's thread may have moved the clock.
+    /// The end of the call in which this thread slept. packetdrill reads the clock directly after
+    /// the call, and by then the script's thread may have moved the clock.
     static ENDED_AT: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
@@ -32,12 +33,12 @@ pub(crate) struct Shared {
     ended: Condvar,
     /// The thread that runs the script.
     script: ThreadId,
-    /// A sleeping call has ended since the script last waited.
+    /// A sleeping call has ended since the script's last wait.
     has_ended: AtomicBool,
 }
 
 impl Shared {
-    /// The stack, made by the first who asks with these flags.
+    /// Makes the stack with these flags; a later call has no effect.
     pub(crate) fn init(flags: &str) {
         SHARED.get_or_init(|| Self {
             stack: Mutex::new(Stack::new(flags)),
@@ -47,19 +48,19 @@ impl Shared {
         });
     }
 
-    /// The stack, if it was made.
+    /// The stack, if it exists.
     pub(crate) fn get() -> Option<&'static Self> {
         SHARED.get()
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Stack> {
-        // A panic in one call must not look like a deadlock in the next.
+        // After a panic in one call, the next call must not fail because of the poisoned lock.
         self.stack
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Runs a step on the stack, and wakes whoever slept for what it brought.
+    /// Runs a step on the stack, and wakes the sleeping call if the step has completed it.
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Stack) -> T) -> T {
         let mut stack = self.lock();
         let result = act(&mut stack);
@@ -75,7 +76,7 @@ impl Shared {
         result
     }
 
-    /// The script waits for `span`.
+    /// The script waits for the time `span`.
     pub(crate) fn usleep(&self, span: Duration) {
         self.let_the_other_finish();
         self.with(|stack| {
@@ -85,17 +86,17 @@ impl Shared {
         self.let_the_other_finish();
     }
 
-    /// packetdrill's other thread writes down what a call brought, a descriptor for example, and
-    /// takes for that a lock that the script's thread leaves free only while it sleeps. Our sleep
-    /// takes no time: so this is the moment to let it have some.
+    /// packetdrill's other thread records the result of a call, for example a descriptor. It needs
+    /// a lock for this that the script's thread releases only while it sleeps. Our sleep takes no
+    /// real time, so this function gives the other thread some.
     fn let_the_other_finish(&self) {
-        // Relaxed: set and read by the same thread, or else one wait later.
+        // Relaxed: one thread sets and reads the flag, or the thread reads it one wait later.
         if self.has_ended.swap(false, Relaxed) {
             std::thread::sleep(HANDOVER);
         }
     }
 
-    /// The time, and one step of it.
+    /// The current time. Reading it advances the clock by one step.
     pub(crate) fn look_at_clock(&self) -> Instant {
         if let Some(ended_at) = ENDED_AT.take() {
             return ended_at;
@@ -107,7 +108,7 @@ impl Shared {
         })
     }
 
-    /// Makes a call, sleeping when it has to and may.
+    /// Makes a call, and sleeps if the call has to wait and `may_sleep` is set.
     pub(crate) fn call(&self, mut call: Call, may_sleep: bool) -> Outcome {
         let at_once = self.with(|stack| stack.attempt(&mut call));
         if let Some(outcome) = at_once {
@@ -144,7 +145,7 @@ impl Shared {
         })
     }
 
-    /// The other thread sleeps until the script's has ended its call.
+    /// The other thread sleeps until the script's thread has completed its call.
     fn sleep(&self, call: Call) -> Outcome {
         let mut stack = self.lock();
         stack.waiting = Some(Waiting { call, ended: None });
@@ -163,7 +164,7 @@ impl Shared {
     }
 }
 
-/// Leaves `errno` for the caller, and gives the value that says so.
+/// Sets the caller's `errno`, and returns -1.
 pub(crate) fn fail(errno: c_int) -> c_int {
     // SAFETY: the C library's errno of this thread, which always exists.
     unsafe { *libc::__errno_location() = errno };

@@ -1,5 +1,5 @@
-//! A socket as a program sees it: what it wished for, where its stream stands, which calls would
-//! block.
+//! A socket as a program sees it: its options, the positions in its stream, and the calls that
+//! would block.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -10,13 +10,13 @@ use toehold_tcp::{CloseReason, ConnectionId, Duration, Instant, Keepalive, Liste
 use crate::descriptors::Descriptor;
 use crate::stack::{Stack, errno_of};
 
-/// How long a cork holds back what fills no segment.
+/// The longest time for which a cork holds back a segment that is not full.
 const CORK: Duration = Duration::from_millis(200);
 
 /// A socket.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    /// `AF_INET` or `AF_INET6`: how addresses are told.
+    /// `AF_INET` or `AF_INET6`: the format of its addresses.
     pub(crate) family: c_int,
     pub(crate) is_nonblocking: bool,
     pub(crate) local: Option<SocketAddr>,
@@ -32,13 +32,13 @@ pub(crate) struct Wishes {
     /// `SO_SNDBUF`, doubled as the kernel does.
     pub(crate) send_bytes: Option<u32>,
     pub(crate) receive_bytes: Option<u32>,
-    /// `TCP_NOTSENT_LOWAT`; zero: as the namespace has it.
+    /// `TCP_NOTSENT_LOWAT`; zero means the namespace's value.
     pub(crate) unsent_bytes_max: u32,
     pub(crate) mss_max: Option<u16>,
     pub(crate) user_timeout: Option<Duration>,
     pub(crate) keepalive: bool,
     pub(crate) keepalive_times: Option<Keepalive>,
-    /// `SO_LINGER` with no time at all: close resets.
+    /// `SO_LINGER` with a time of zero: close sends a reset.
     pub(crate) close_resets: bool,
 }
 
@@ -67,16 +67,16 @@ pub(crate) struct Stream {
     pub(crate) acknowledged: u64,
     pub(crate) remote_finished: bool,
     pub(crate) closed: Option<CloseReason>,
-    /// The error nobody was told yet.
+    /// The error that no call has returned yet.
     pub(crate) error: Option<c_int>,
     pub(crate) reads_end: bool,
     pub(crate) writes_end: bool,
-    /// A writer found no room: it is to be told when there is some.
+    /// A writer found no space, and is waiting for an event when there is some.
     pub(crate) wants_room: bool,
     pub(crate) edges_in: u64,
     pub(crate) edges_out: u64,
     pub(crate) received_at: Instant,
-    /// When a cork lets go.
+    /// The time at which the cork releases its bytes.
     pub(crate) uncork_at: Option<Instant>,
     room_bytes: u64,
 }
@@ -128,12 +128,13 @@ impl Stream {
         self.published - self.acknowledged
     }
 
-    /// Whether one more segment may be queued: the kernel asks before each, not for all.
+    /// Whether one more segment may be queued: the kernel checks before each segment, not once for
+    /// all.
     fn has_room(&self) -> bool {
         self.queued() < self.room_bytes
     }
 
-    /// Whether a sleeping writer is worth waking: a third is free (`sk_stream_is_writeable`).
+    /// Whether to wake a sleeping writer: a third of the buffer is free (`sk_stream_is_writeable`).
     pub(crate) fn is_roomy(&self) -> bool {
         self.room_bytes.saturating_sub(self.queued()) >= self.queued() / 2
     }
@@ -168,7 +169,7 @@ pub(crate) enum Call {
         flags: c_int,
     },
     Poll {
-        /// Descriptors and what is of interest.
+        /// Descriptors and the events of interest.
         watched: Vec<(c_int, u32)>,
         deadline: Option<Instant>,
     },
@@ -188,13 +189,13 @@ impl Call {
     }
 }
 
-/// The answer of a call.
+/// The result of a call.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Number(usize),
     Accepted(c_int),
     Bytes(Vec<u8>),
-    /// For each watched descriptor, what has become of it.
+    /// The events of each watched descriptor.
     Ready(Vec<u32>),
     Events(Vec<(u32, u64)>),
 }
@@ -202,7 +203,7 @@ pub(crate) enum Answer {
 pub(crate) type Outcome = Result<Answer, c_int>;
 
 impl Stack {
-    /// Tries a call once; `None` when it has to wait.
+    /// Tries a call once; `None` if the call has to wait.
     pub(crate) fn attempt(&mut self, call: &mut Call) -> Option<Outcome> {
         match call {
             Call::Accept { fd } => self.attempt_accept(*fd).transpose(),
@@ -264,7 +265,7 @@ impl Stack {
         Ok(Some(Answer::Accepted(accepted)))
     }
 
-    /// Replays the events of a connection before it had a descriptor.
+    /// Applies the events that a connection had before it had a descriptor.
     fn catch_up(&mut self, fd: c_int) {
         let Ok(stream) = self.stream(fd) else { return };
         let id = stream.id;
@@ -277,9 +278,9 @@ impl Stack {
         }
     }
 
-    /// The bytes a socket may have queued.
+    /// The number of bytes that a socket may queue.
     pub(crate) fn room_for(&mut self, wishes: &Wishes) -> u32 {
-        // Without a wish the kernel lets the buffer grow with the window.
+        // Without `SO_SNDBUF` the kernel lets the buffer grow with the window.
         wishes.send_bytes.unwrap_or(self.settings().send_bytes_max)
     }
 
@@ -316,7 +317,7 @@ impl Stack {
         let taken = self.ring(id).incoming[start..end].to_vec();
         if flags & libc::MSG_PEEK == 0 {
             self.stream(fd)?.read = end as u64;
-            // A connection that is closed has no window to open.
+            // The connection may be closed, and then has no window to open.
             let _ = self.engine().take(id, end as u64);
         }
         Ok(Some(Answer::Bytes(taken)))
@@ -334,13 +335,13 @@ impl Stack {
         match outcome {
             Ok(()) if *written == bytes.len() => Some(Ok(Answer::Number(*written))),
             Ok(()) => None,
-            // Bytes moved before an error count.
+            // If bytes were moved before an error, the call returns their number.
             Err(_) if before > 0 => Some(Ok(Answer::Number(before))),
             Err(errno) => Some(Err(errno)),
         }
     }
 
-    /// Queues what there is room for.
+    /// Queues as many bytes as there is space for.
     fn try_write(
         &mut self,
         fd: c_int,
@@ -367,7 +368,7 @@ impl Stack {
         let Some(info) = self.engine().info(id) else {
             return Err(libc::EPIPE);
         };
-        // The kernel fills segments one by one, and looks for room before each.
+        // The kernel fills segments one by one, and checks for space before each.
         let chunk = usize::from(info.mss);
         let start = *written;
         let stream = self.stream(fd)?;
@@ -387,7 +388,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Puts a cork in or takes it out; `push` lets what it holds back go all the same.
+    /// Sets or clears a cork. `push` sends the bytes that the cork holds back and keeps the cork.
     pub(crate) fn set_cork(&mut self, fd: c_int, push: bool) {
         let Ok(wishes) = self.descriptors.socket(fd).map(|socket| socket.wishes) else {
             return;
@@ -408,12 +409,12 @@ impl Stack {
         }
     }
 
-    /// The bits poll(2) reports.
+    /// The event bits that poll(2) reports.
     fn poll_bits(&mut self, fd: c_int, interest: u32) -> u32 {
         self.readiness(fd) & (interest | (libc::EPOLLERR | libc::EPOLLHUP) as u32)
     }
 
-    /// The readiness of a descriptor, in epoll's bits.
+    /// The readiness of a descriptor, as epoll bits.
     pub(crate) fn readiness(&mut self, fd: c_int) -> u32 {
         let Ok(socket) = self.descriptors.socket(fd) else {
             return libc::POLLNVAL as u32;

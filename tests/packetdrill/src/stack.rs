@@ -1,4 +1,4 @@
-//! The engine, its rings, the wire to the script, and the clock.
+//! The engine, its rings, the link to the script, and the clock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
@@ -12,18 +12,18 @@ use crate::descriptors::{Descriptor, Descriptors};
 use crate::settings::Settings;
 use crate::socket::{Call, Outcome, Role, Stream};
 
-/// The clock begins here: late enough for a script that subtracts.
+/// The start of the clock: late enough for a script that subtracts times.
 const EPOCH: Instant = Instant::from_micros(1_000_000_000);
-/// A frame that has not come by then will not come.
+/// If a frame is not sent by then, it will never be sent.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 /// Room for headers and the largest payload of one frame.
 const FRAME_BYTES_MAX: usize = 68_000;
 
-/// Everything behind the interface.
+/// The complete state behind the interface.
 #[derive(Debug)]
 pub(crate) struct Stack {
     flags: String,
-    /// Made at the first socket, when the script's settings are in force.
+    /// Made with the first socket, after the script has set its settings.
     made: Option<Made>,
     now: Instant,
     wire: VecDeque<(Instant, Vec<u8>)>,
@@ -38,11 +38,11 @@ struct Made {
     settings: Settings,
 }
 
-/// A call that sleeps. The script has one at a time.
+/// A call that sleeps. The script has at most one such call.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) call: Call,
-    /// When it ended, and how.
+    /// The time at which the call ended, and its result.
     pub(crate) ended: Option<(Instant, Outcome)>,
 }
 
@@ -81,7 +81,7 @@ impl Stack {
         &self.made().settings
     }
 
-    /// The bytes a connection has received and those it sends, from the first.
+    /// The bytes that a connection has received, and those that it sends, from the first byte.
     pub(crate) fn ring(&mut self, id: ConnectionId) -> &mut Ring {
         self.rings.0.entry(id).or_default()
     }
@@ -96,8 +96,7 @@ impl Stack {
         self.settle();
     }
 
-    /// The next packet of ours, with its time; waits for one as long as something may bring it
-    /// forth.
+    /// The engine's next packet, with its time. Waits as long as a timer may produce a packet.
     pub(crate) fn next_packet(&mut self) -> Option<(Instant, Vec<u8>)> {
         let until = self.now + TIME_LIMIT;
         loop {
@@ -109,7 +108,7 @@ impl Stack {
         }
     }
 
-    /// Moves the clock, doing everything in between at its time.
+    /// Moves the clock, and handles each timer at its time.
     pub(crate) fn advance_to(&mut self, until: Instant) {
         while let Some(at) = self.next_timer().filter(|&at| at <= until) {
             self.now = self.now.max(at);
@@ -123,7 +122,7 @@ impl Stack {
         self.now = self.now.max(until);
     }
 
-    /// When something happens next by itself.
+    /// The time of the next timer.
     pub(crate) fn next_timer(&self) -> Option<Instant> {
         let engine = self
             .made
@@ -146,7 +145,7 @@ impl Stack {
             })
     }
 
-    /// Data held back by a cork goes after 200 ms all the same, as tcp(7) says.
+    /// A cork holds data back for at most 200 ms, as tcp(7) says.
     pub(crate) fn uncork_due(&mut self) {
         let now = self.now;
         let due: Vec<(ConnectionId, bool)> = self
@@ -162,14 +161,14 @@ impl Stack {
             .collect();
         for (id, nodelay) in due {
             let engine = self.engine();
-            // The push of what is there, and the cork is in again.
+            // Send the bytes that are held back, then set the cork again.
             let _ = engine.set_coalescing(now, id, nodelay, false);
             self.settle_frames();
             let _ = self.engine().set_coalescing(now, id, nodelay, true);
         }
     }
 
-    /// Takes what the engine has to send and to say, and lets a sleeping call look again.
+    /// Takes the engine's frames and events, and lets a sleeping call try again.
     pub(crate) fn settle(&mut self) {
         if self.made.is_none() {
             return;
@@ -261,7 +260,7 @@ impl Stack {
         }
     }
 
-    /// The socket's stream, or the error a call on anything else gets.
+    /// The socket's stream, or the error for a call on any other descriptor.
     pub(crate) fn stream(&mut self, fd: c_int) -> Result<&mut Stream, c_int> {
         match self.descriptors.get_mut(fd)? {
             Descriptor::Socket(socket) => match &mut socket.role {
@@ -273,7 +272,7 @@ impl Stack {
     }
 }
 
-/// Takes the PSH bit off a packet, and corrects the checksum for it (RFC 1624).
+/// Clears the PSH bit of a packet, and corrects the checksum (RFC 1624).
 fn clear_push(packet: &mut [u8]) {
     const PSH: u8 = 8;
     let tcp_at = match packet.first().map(|first| first >> 4) {
@@ -288,12 +287,12 @@ fn clear_push(packet: &mut [u8]) {
     }
     tcp[13] &= !PSH;
     let checksum = u16::from_be_bytes([tcp[16], tcp[17]]);
-    // The sum of all words has lost so much, so its complement has it more.
+    // The sum of all words is smaller by the PSH bit, so its complement is larger by the PSH bit.
     let (sum, carry) = checksum.overflowing_add(PSH.into());
     tcp[16..18].copy_from_slice(&(sum + u16::from(carry)).to_be_bytes());
 }
 
-/// Both directions of a connection, kept whole: scripts are short.
+/// Both directions of a connection. All bytes are kept, because scripts are short.
 #[derive(Debug, Default)]
 pub(crate) struct Ring {
     pub(crate) incoming: Vec<u8>,
@@ -320,7 +319,7 @@ impl Memory for Rings {
     }
 }
 
-/// The error that a program sees when its connection has ended so.
+/// The error that a program sees when its connection has ended for this reason.
 pub(crate) fn errno_of(reason: CloseReason) -> Option<c_int> {
     match reason {
         CloseReason::Finished | CloseReason::Aborted => None,
