@@ -116,7 +116,7 @@ impl Behind {
              add rule ip n pre ip daddr 10.1.0.1 tcp dport 8000 dnat to 10.2.0.2:9000
              add rule ip n post oifname r1 masquerade",
         );
-        // Each kernel chooses from one port here, so all clients have equal ports.
+        // With this range the kernel chooses an equal port for every client.
         set(&client, "ipv4/ip_local_port_range", "40000 40001");
         Behind {
             client,

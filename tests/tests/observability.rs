@@ -374,8 +374,8 @@ fn tcpdump_sees_every_byte_and_status_says_why_it_is_slower() {
         });
         assert!(captured, "{}", observed.whereabouts());
         observed.crowd.order("talk 7");
-        // Each message travels in both directions. (`message 1` is also the beginning of `message
-        // 11`.)
+        // Each message travels in both directions. (The text `message 1` is also the beginning of
+        // `message 11`.)
         let is_there = |message: &str| {
             let bytes = std::fs::read(&file).unwrap_or_default();
             let places = bytes.windows(message.len());
@@ -609,7 +609,7 @@ fn traffic_control_of_loopback_shapes_every_message_and_without_it_all_are_fast_
     };
     const LOOPBACK: [&str; 4] = ["qdisc", "add", "dev", "lo"];
     const WIDE: [&str; 7] = ["root", "tbf", "rate", "8gbit", "burst", "1mb", "latency"];
-    // `clsact` only holds programs, and delays no packets.
+    // The qdisc `clsact` only holds programs, and delays no packets.
     tc(&observed.namespace, &[&LOOPBACK[..], &["clsact"]].concat());
     observed.crowd.order("around 100");
     assert!(observed.all_are_kept(false), "{}", observed.whereabouts());

@@ -324,7 +324,7 @@ fn the_reason_says_that_a_program_has_become_a_user_whom_the_adapter_does_not_se
 }
 
 /// The channel's adapter is killed, and then another adapter runs that does not know the channel.
-/// `status` reads the adapter's table.
+/// `status` reads the program's own table.
 #[test]
 fn live_channels_are_shown_without_the_adapter_that_made_them() {
     let Some(mut host) = System::start(Path::new(PROGRAM)) else {

@@ -546,9 +546,9 @@ fn limit_lowered(role: &Role) {
     role.step();
 }
 
-/// A thread sleeps in a call on a connection. Meanwhile its descriptor number becomes that of
-/// another connection, which stays on the kernel. The call continues with its own connection. The
-/// other connection neither loses a byte nor gets a wrong one.
+/// A thread sleeps in a call on a connection. Meanwhile the connection's descriptor number becomes
+/// that of another connection, which stays on the kernel. The call continues with its own
+/// connection. The other connection neither loses a byte nor gets a wrong one.
 fn becomes_anothers(pair: &Pair, receives: bool) {
     const MUCH: usize = 32 << 20;
     let other = pair.meet();

@@ -187,7 +187,7 @@ fn splice_in(pair: &Pair) {
         pair.step();
         pair.step();
         pair.say("splice", splice(pair.fd, writer, 4, 0));
-        // A receive would wait for this many bytes, a splice does not.
+        // A receive would wait for this many bytes; a splice does not.
         sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 50).value();
         pair.say("splice", splice(pair.fd, writer, 100, 0));
         let mut bytes = [0; 20];

@@ -278,8 +278,8 @@ fn holds(pair: &Pair, wait: Fd, executes: bool) -> libc::pid_t {
 }
 
 /// Three processes hold the connection. One process is killed, and one closes the connection and
-/// lives on. The last process closes it: that close is an orderly end, although the killed process
-/// did not withdraw its request for a wake-up.
+/// lives on. The last process closes it: that close is an orderly end, although no process has
+/// taken the last wake-up off the carrier.
 fn killed_holder(pair: &Pair, how: Killed) {
     if !pair.server() {
         pair.step();

@@ -159,7 +159,7 @@ fn paced(pair: &Pair) {
     /// Bytes per second.
     const BYTES: u32 = 4_000_000;
     const LEN: usize = 2_000_000;
-    // The client answers each piece, so a ring accepts the connection.
+    // The client answers each piece, so the connection may move to its rings.
     const PIECE: usize = 10_000;
     const LEAST: Duration = Duration::from_millis(200);
     let bytes = sample(LEN);

@@ -1,7 +1,7 @@
 //! Kills of the adapter while the near kernel and the engine share one address.
 //!
-//! A thousand kills take half an hour for each link and test: `TOEHOLD_SOAK=1000 cargo xtask e2e
-//! every_kill`.
+//! A thousand kills take half an hour for each link and test:
+//! `TOEHOLD_SOAK=1000 cargo xtask e2e every_kill`.
 
 use std::path::Path;
 use std::process::Command;

@@ -45,7 +45,8 @@ fn engine_and_kernel_serve(link: Link) {
     let clients = ["7901", "7902", "7903"]
         .map(|port| stage.far(port, &["echo_client", NEAR, port, "20000000"]));
     let short = ["7901", "7902"].map(|port| stage.far(port, &["many", NEAR, port, "300"]));
-    // A client's own ports belong to the kernel, also for programs on the offload path.
+    // The kernel has all ports for outgoing connections, also for those of programs on the offload
+    // path.
     let outgoing = stage.near("outgoing", &["echo_client", FAR, "7904", "20000000"]);
     // A connection within the host uses the kernel or shared memory.
     ok(stage.near_on(

@@ -142,8 +142,8 @@ pub(super) fn nested_deep(pair: &Pair) {
     pair.say("middle", now(middle));
 }
 
-/// Members with and without `EPOLLRDHUP`, alone and beside an ordinary member. A call without bytes
-/// has asked for a doorbell, and bytes have arrived since then.
+/// Members with and without `EPOLLRDHUP`, alone and beside an ordinary member. A receive that found
+/// no bytes has asked for a doorbell, and bytes have arrived since then.
 pub(super) fn nested_quiet(pair: &Pair) {
     if pair.server() {
         for _ in 0..4 {

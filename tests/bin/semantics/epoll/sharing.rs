@@ -268,7 +268,7 @@ pub(super) fn told_before_a_sleeper(pair: &Pair) {
 
 /// One thread sleeps on the instance. Another thread polls the instance all the time, by poll(2).
 pub(super) fn polled_before_a_sleeper(pair: &Pair) {
-    /// Few, as in [`told_before_a_sleeper`].
+    /// As few rounds as in [`told_before_a_sleeper`], for its reason.
     const ROUNDS: usize = 200;
     before_a_sleeper(pair, ROUNDS, |epoll, is_taken| {
         while sys::poll(&[(epoll, libc::POLLIN)], 0).0.len() == 0 && !is_taken() {}

@@ -5,8 +5,8 @@
 //! holds.
 //!
 //! ```text
-//!   acting role    can it? ──────► prepares ─► goes on ──────────► says its results  ─► count
-//!   other role     ◄── yes or no               ◄─ sends or ends                      ◄─
+//!   acting role   it can wait ──► prepares ──►                  prints results, tells the count
+//!   other role                                sends or ends ──►
 //! ```
 
 mod extra;
@@ -187,7 +187,7 @@ fn send_bulk(player: &mut Player, turn: usize, draw: &Draw) -> Over {
     Over::Neither
 }
 
-/// Closes what a turn has opened.
+/// Closes the descriptors that a turn has opened.
 fn close_all(fds: &[sys::Fd]) {
     for &fd in fds {
         sys::close(fd).value();
