@@ -1,6 +1,8 @@
-//! Attempts to be taken for the other end of somebody's connection, at the system adapter: with
-//! equal addresses, equal sequence numbers, and connections opened at one moment. None succeeds.
-//! The true ends are paired all the while. All of this happens on plain wires, and again where each
+//! Adversaries try to pass for the other end of a connection that is not theirs, at the system
+//! adapter. They have equal addresses, or equal sequence numbers, or connections that are opened at
+//! one moment. No attempt succeeds, and the true ends are paired all the while. The tests run on
+//! plain wires, and again with address translation at each place: then the two ends of a connection
+//! name no address in common.
 //! place has address translation: the two ends of a connection name no address in common then.
 //!
 //! `TOEHOLD_SOAK=1000000 cargo test --release -p toehold-adapter --test attempts` makes a million
@@ -28,7 +30,7 @@ const ATTEMPTS: u64 = 20_000;
 /// Users who attempt, twice, and the connections of each. One process may have 32 clients.
 const USERS: u32 = 12;
 const CONNECTIONS_OF_USER: u16 = 32;
-/// Connections whose other end they want.
+/// Connections whose other end the adversaries want.
 const VICTIMS: u16 = 64;
 const USER_FIRST: u32 = 61_000;
 const SERVER: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(
@@ -40,7 +42,8 @@ const PORT_FIRST: u16 = 20_000;
 
 /// Two namespaces with a wire between them, and a server in one.
 ///
-/// With translation a client is masqueraded, and the server is another than the client names:
+/// With translation, a client is masqueraded, and the client connects to an address that is not the
+/// server's:
 ///
 /// ```text
 /// client's end   10.9.0.2:P -> 10.9.1.1:7000
@@ -131,7 +134,7 @@ impl Wired {
         }
     }
 
-    /// The two ends of a connection with these very addresses.
+    /// The two ends of a connection with exactly these addresses.
     fn connect(&self, port: u16) -> [OwnedFd; 2] {
         let named = self.way.named();
         let client = self.clients.within(|| connect_from(port, named));
@@ -144,7 +147,7 @@ impl Wired {
     }
 }
 
-/// A socket that asks the kernel about others of this thread's namespace.
+/// A socket that asks the kernel about other sockets of this thread's namespace.
 fn diag() -> OwnedFd {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     // SAFETY: takes no pointers; the kernel made the descriptor for us.
@@ -200,7 +203,7 @@ fn connect_from(port: u16, named: SocketAddr) -> OwnedFd {
     socket
 }
 
-/// `TCP_REPAIR` (include/uapi/linux/tcp.h): on, and off without a probe of the window.
+/// `TCP_REPAIR` (include/uapi/linux/tcp.h): on, and off without a window probe.
 const REPAIR_ON: i32 = 1;
 const REPAIR_OFF: i32 = -1;
 const RECEIVE_QUEUE: i32 = 1;
@@ -220,7 +223,7 @@ fn option<T: Default>(socket: &OwnedFd, option: i32) -> T {
     value
 }
 
-/// The first numbers that a quiet socket has sent and received, as only root can learn them.
+/// The first sequence numbers that a quiet socket has sent and received; only root can read them.
 fn numbers(socket: &OwnedFd) -> [u32; 2] {
     // `tcpi_bytes_acked` and `tcpi_bytes_received`.
     let info: [u64; 17] = option(socket, libc::TCP_INFO);
@@ -235,7 +238,7 @@ fn numbers(socket: &OwnedFd) -> [u32; 2] {
     [0, 1].map(|n| now[n].wrapping_sub(counted[n]))
 }
 
-/// A socket that is established by nobody's handshake, with the server's addresses and numbers.
+/// A socket that is established without a handshake, with the server's addresses and numbers.
 fn forged(place: &Namespace, way: Way, client_port: u16, [sent, received]: [u32; 2]) -> OwnedFd {
     place.within(|| {
         let socket = socket_from(way.served());
@@ -247,13 +250,13 @@ fn forged(place: &Namespace, way: Way, client_port: u16, [sent, received]: [u32;
         }
         connect(&socket, SocketAddr::from((way.seen(), client_port)));
         set(&socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF);
-        // Leaving the repair mode has taken the option away.
+        // Leaving the repair mode has cleared the option.
         set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
         socket
     })
 }
 
-/// A library of a user, whose sockets are of the namespace that `diag` speaks of.
+/// A library of a user. Its sockets are in the namespace that `diag` asks about.
 fn library(scratch: &Scratch, uid: u32, diag: &OwnedFd) -> FakeLibrary {
     as_user(uid, || {
         let library = FakeLibrary::new(&scratch.path());
@@ -263,7 +266,7 @@ fn library(scratch: &Scratch, uid: u32, diag: &OwnedFd) -> FakeLibrary {
     })
 }
 
-/// One who attempts: its sockets, and the ends that it claims by them.
+/// An adversary: its sockets, and the ends that it claims with them.
 struct Adversary {
     uid: u32,
     library: FakeLibrary,
@@ -271,8 +274,8 @@ struct Adversary {
 }
 
 impl Adversary {
-    /// Claims everything once more. How many claims were looked at: those past the user's quota
-    /// are not.
+    /// Claims every end once more. Returns the number of claims that the adapter examined: it does
+    /// not examine claims beyond the user's quota.
     fn attempt(&self) -> u64 {
         as_user(self.uid, || {
             for (end, socket) in &self.claims {
@@ -295,7 +298,7 @@ impl Adversary {
     }
 }
 
-/// A system adapter that can prove; `None`, said loudly, where there is none.
+/// A system adapter that can prove claims; `None`, with a message, where there is none.
 fn start(way: Way) -> Option<(Scratch, Adapter)> {
     let skipped = |why: &str| drop(writeln!(std::io::stderr(), "SKIPPED: attempts: {why}"));
     // SAFETY: cannot fail.
@@ -345,7 +348,7 @@ fn attempt_all(way: Way) {
         return;
     };
     let (victims, twin) = (Wired::new(way), Wired::new(way));
-    // Where nobody listens, anybody may have the server's port.
+    // In a place without the server, any user may have the server's port.
     let Wired {
         clients: _clients_of_forgers,
         servers: forgery,
@@ -363,7 +366,7 @@ fn attempt_all(way: Way) {
     });
     assert!(as_user(USER_FIRST - 2, || clients.settle()).is_empty());
 
-    // Those with equal addresses. Their own other ends ask for nothing.
+    // Adversaries with equal addresses. The other ends of their sockets ask for nothing.
     let mut others = Vec::new();
     let adversaries = (0..USERS).map(|n| {
         let uid = USER_FIRST + n;
@@ -377,7 +380,7 @@ fn attempt_all(way: Way) {
         }
         (uid, library, claims)
     });
-    // Those with equal addresses and equal sequence numbers.
+    // Adversaries with equal addresses and equal sequence numbers.
     let forgers: Vec<_> = adversaries.collect();
     let forgers = forgers.into_iter().chain((0..USERS).map(|n| {
         let uid = USER_FIRST + USERS + n;
@@ -421,7 +424,7 @@ fn attempt_all(way: Way) {
     assert!(as_user(USER_FIRST - 2, || clients.settle()).is_empty());
     println!("{attempts} attempts, {forgeries_tried} of them with equal sequence numbers");
 
-    // The true ends come, each to its own.
+    // The true ends come, and each is paired with its own other end.
     for ([_, server], waiting) in pairs.iter().zip(&waiting) {
         as_user(USER_FIRST - 1, || {
             servers.pair_showing(true, server.as_fd())
@@ -438,8 +441,8 @@ fn attempt_all(way: Way) {
     }
 }
 
-/// Two connections with equal addresses, opened at one moment in two places: sometimes in one tick
-/// of the clock behind the sequence numbers.
+/// Two connections with equal addresses are opened at one moment in two places. Sometimes both fall
+/// into one tick of the clock from which sequence numbers are computed.
 #[test]
 fn connections_opened_at_one_moment_are_told_apart() {
     tell_all_apart(Way::Plain);
@@ -484,7 +487,8 @@ fn tell_all_apart(way: Way) {
         });
         let both = ends.each_ref().map(|[client, _]| numbers(client));
         equal += u64::from(both[0][0] == both[1][0]);
-        // Each client waits, and then each server asks: in turns which comes first.
+        // Each client asks and waits, and then each server asks. The servers take turns at being
+        // first.
         let clients = [0, 1].map(|n| libraries[n][0].pair_showing(false, ends[n][0].as_fd()));
         for n in [round as usize % 2, (round as usize + 1) % 2] {
             let server = libraries[n][1].pair_showing(true, ends[n][1].as_fd());
@@ -499,7 +503,7 @@ fn tell_all_apart(way: Way) {
                 libraries[n][side].table.close(end.entry);
             }
         }
-        // Reset: the ports are free for the next ones.
+        // Reset the connections: their ports are free for the next ones.
         for socket in ends.iter().flatten() {
             let stream = TcpStream::from(socket.try_clone().expect("a descriptor"));
             linger_not(&stream);

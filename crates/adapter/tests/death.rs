@@ -1,4 +1,4 @@
-//! Processes that end, and sockets that end without them.
+//! Processes that end, and sockets that end while their process lives.
 
 mod support;
 
@@ -10,7 +10,7 @@ use support::program::Program;
 use support::scene::Scene;
 use support::{FakeLibrary, connect};
 
-/// The other process's part.
+/// The role of the other process.
 #[test]
 #[ignore = "run by the tests of this file, in another process"]
 fn role() {
@@ -40,7 +40,7 @@ fn role() {
     support::program::stay();
 }
 
-/// Forks a child that closes some descriptors and ends with our standard input.
+/// Forks a child that closes some descriptors and ends when our standard input ends.
 fn leave_a_child(library: &FakeLibrary, closes: &[RawFd]) {
     // SAFETY: the child only makes system calls until it ends.
     let pid = unsafe { libc::fork() };

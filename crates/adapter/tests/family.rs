@@ -1,5 +1,5 @@
-//! Clients that come by way of their family: forked children through their parent's connection, and
-//! new programs of old processes.
+//! Clients that connect with the help of their family: forked children through their parent's
+//! connection, and new programs of old processes.
 
 mod support;
 
@@ -31,7 +31,7 @@ fn role() {
             let free = places.find(|place| place.load(Ordering::Relaxed) == 0);
             free.expect("a place").store(1, Ordering::Relaxed);
             let end = library.pair(false, local, remote);
-            // As if process 1 held the connection, too.
+            // Pretend that process 1 holds the connection, too.
             library
                 .table
                 .entry(end.entry)
@@ -44,8 +44,8 @@ fn role() {
     }
 }
 
-/// A program with a worker that became another user, when it may: the connection is the worker's.
-/// The worker ends with the standard input, the program when it is killed.
+/// A program with a worker, which becomes another user if it may. The connection is the worker's.
+/// The worker ends with the standard input; the program ends when it is killed.
 fn has_a_worker(parent: FakeLibrary, stream: TcpStream, local: u16, remote: u16) {
     // SAFETY: nothing else runs in this process; the child ends without returning.
     let pid = unsafe { libc::fork() };
@@ -103,8 +103,9 @@ fn a_worker_outlives_the_parent_that_brought_it() {
     scene.assert_told();
 }
 
-/// A program enters process 1 into its table as a member of its family, and dies. The adapter looks
-/// into that process, which has not mapped the table: none of the family is left.
+/// A program enters process 1 into its table as a member of its family, and dies. The adapter
+/// examines that process and finds that it has not mapped the table: no member of the family is
+/// left.
 #[test]
 fn a_process_that_only_the_table_names_is_no_member_of_the_family() {
     let mut scene = Scene::with("names-process-1");
@@ -143,7 +144,7 @@ fn a_child_is_served_although_its_parent_left_before_it_spoke() {
         ..
     } = parent;
     drop(of_parent);
-    // Once another is served that came later, the parent's departure has been handled.
+    // Once a client that came later is served, the adapter has handled the parent's departure.
     FakeLibrary::new(&scratch.path()).settle();
     let child = FakeLibrary::at(socket, table);
     child.hello(child.table.file.as_fd());
@@ -240,7 +241,7 @@ fn a_child_that_makes_its_socket_block_holds_nobody_up() {
     let table = parent.table.again();
     let child = FakeLibrary::at(socket, table);
     child.hello(child.table.file.as_fd());
-    // Neither reading from it nor writing to it, full as it gets, may stop the adapter.
+    // The socket fills up. Neither a read from it nor a write to it may stop the adapter.
     let ping = Message::new(Kind::Ping);
     for _ in 0..5000 {
         let _ = wire::try_send(child.socket.as_fd(), &ping, &[]);
@@ -264,7 +265,7 @@ fn a_new_program_has_the_channel_of_the_old_one() {
     let tail = &before.control().sides[0].publish.tail;
     tail.store(4711, Ordering::Release);
 
-    // More programs, one after the other, than a process may have connections.
+    // More programs, one after the other, than one process may have connections.
     let mut program = client;
     for _ in 0..100 {
         program = program.replaced(&scratch.path());
@@ -280,7 +281,7 @@ fn a_new_program_has_the_channel_of_the_old_one() {
         assert_eq!(program.offers(connected), 1, "it was no news");
     }
     assert_eq!(server.command(accepted), COMMAND_NONE);
-    // It is a client like any other.
+    // The last program is a client like any other.
     server.pair(true, 80, 5002);
     server.settle();
     program.pair(false, 5002, 80);

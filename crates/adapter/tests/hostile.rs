@@ -1,5 +1,5 @@
-//! Clients that send nonsense, too much, or nothing at all. The adapter drops them and serves the
-//! others.
+//! Clients that send nonsense, send too much, or send nothing at all. The adapter drops them and
+//! serves the others.
 
 mod support;
 
@@ -184,7 +184,7 @@ fn a_flood_of_descriptors_leaves_none_behind() {
         );
         assert!(is_dropped(socket));
     }
-    // The adapter runs in this process: what it had kept would be among our descriptors.
+    // The adapter runs in this process: a file that it kept would be among our descriptors.
     let own = std::fs::read_dir("/proc/self/fd").expect("own descriptors");
     let target = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let target = target.expect("own file");
@@ -211,7 +211,7 @@ fn a_flood_of_connections_turns_only_itself_away() {
     assert_serves(&scratch);
 }
 
-/// An adapter that may have so many descriptors as it is told for a port.
+/// An adapter with a limit on descriptors; the test passes the limit as a port.
 #[test]
 #[ignore = "run by the tests of this file, in another process"]
 fn role() {
@@ -234,7 +234,8 @@ const DESCRIPTORS_FEW: u16 = 30;
 
 #[test]
 fn an_adapter_out_of_descriptors_turns_away_whom_it_cannot_serve_and_goes_on() {
-    // A client takes two: with one limit none is left at the end, with the next one is.
+    // A client takes two descriptors: with the one limit none is left at the end, with the next one
+    // is.
     for descriptors in [DESCRIPTORS_FEW, DESCRIPTORS_FEW + 1] {
         fill_and_go_on(descriptors);
     }
@@ -273,7 +274,7 @@ fn channels_that_have_ended_leave_no_descriptor_behind() {
     program.wait_until_ready();
     let server = FakeLibrary::new(&scratch.path());
     for port in 0..3 * DESCRIPTORS_FEW {
-        // A client each time, so that there is another pair each time.
+        // A new client each time makes a new pair each time.
         let client = FakeLibrary::new(&scratch.path());
         let accepted = server.pair(true, 80, 5000 + port);
         server.settle();
@@ -283,7 +284,7 @@ fn channels_that_have_ended_leave_no_descriptor_behind() {
         client.withdraw(connected);
         client.settle();
         drop(client);
-        // Its offer, while there is memory behind it.
+        // The client's offer comes while there is memory for it.
         server.settle();
         server.withdraw(accepted);
         server.settle();
@@ -296,7 +297,8 @@ fn a_client_that_does_not_listen_is_dropped() {
     let _adapter = Adapter::start(&scratch.path());
     let deaf = connect(&scratch.path());
     let ping = Message::new(Kind::Ping);
-    // It never receives: its answers fill its socket, then the adapter's limit.
+    // The client never receives: the adapter's answers fill the client's socket, then the adapter's
+    // limit.
     while wire::send(deaf.as_fd(), &ping, &[]).is_ok() {}
     assert_serves(&scratch);
 }
@@ -357,7 +359,7 @@ fn a_table_that_changes_under_the_adapters_eyes_harms_nobody_else() {
     assert_serves(&scratch);
 }
 
-/// Rewrites the first entries and the header, over and over, from one seed.
+/// Rewrites the first entries and the header again and again, from one seed.
 fn scribble(table: OwnedFd, done: &std::sync::atomic::AtomicBool) {
     let mut file = File::from(table);
     let mut random = fastrand::Rng::with_seed(1);
@@ -366,7 +368,8 @@ fn scribble(table: OwnedFd, done: &std::sync::atomic::AtomicBool) {
         for index in 0..64 * 256 / 8 {
             let word = random.u64(..);
             let is_state = index % 32 == 0;
-            // Entries are live now and then, or nothing would look at the rest.
+            // Some entries must be live: the adapter does not read the rest of an entry that is
+            // not.
             let word = if is_state {
                 EntryState::Live as u64 | (word & 3) << 32
             } else {

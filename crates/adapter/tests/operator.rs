@@ -1,4 +1,4 @@
-//! Tests of the command line's requests, and of how an adapter comes and goes.
+//! Tests of the command line's requests, and of how an adapter starts and ends.
 
 mod support;
 
@@ -54,7 +54,7 @@ fn status_tells_why_there_is_no_engine() {
     let _adapter = Adapter::start_with(options);
     let report = status(&scratch);
     assert!(report["engine"].is_null());
-    // With the privilege it is the interface that is missing.
+    // With the privilege, the missing interface is the reason.
     let why = report["no_engine"].as_str().expect("a reason");
     assert!(
         why.contains("nosuch0") || why.contains("CAP_NET_RAW"),
@@ -96,7 +96,7 @@ fn status_tells_paths_reasons_and_counts() {
             .expect("listed")
     };
     assert_eq!(of(alone)["path"], "host");
-    // This process holds the other end, too, and is not under Toehold.
+    // This process holds the other end, too, and does not run under Toehold.
     assert_eq!(of(alone)["reason"], "the other end is not under Toehold");
     let talking = of(talking);
     assert_eq!(talking["path"], "direct");
@@ -270,7 +270,7 @@ fn without_an_adapter_the_command_line_says_so() {
     assert!(matches!(open, ClientError::RuntimeDir(_)), "{open}");
 }
 
-/// Leaves a socket as an adapter does that was killed.
+/// Leaves a socket behind, as an adapter does that was killed.
 fn leave_stale_socket(dir: &Path) {
     let options = quiet(dir);
     let daemon = Daemon::bind(options).expect("bound");

@@ -134,7 +134,7 @@ fn processes_of_one_family_share_their_table() {
     assert_eq!(to_parent.message.entry, of_parent.entry);
     assert_eq!(to_child.message.entry, of_child.entry);
     assert_ne!(to_parent.message.pair, to_child.message.pair);
-    // Whichever process closes last may say so.
+    // The process that closes last may say so, whichever it is.
     child.withdraw(of_parent);
     assert!(child.settle().is_empty());
 }
@@ -158,7 +158,7 @@ fn ten_thousand_connections_are_paired() {
         }
         slots.extend(client.settle().iter().map(|offer| offer.message.slot));
         server.settle();
-        // Two descriptors for each are more than a process may have on some hosts.
+        // Two descriptors for each connection are more than a process may have on some hosts.
         for port in ports {
             sockets::close(81, port);
         }
@@ -175,7 +175,7 @@ fn offers_wait_for_a_program_that_is_busy() {
     let _adapter = Adapter::start(&scratch.path());
     let server = FakeLibrary::new(&scratch.path());
     let client = FakeLibrary::new(&scratch.path());
-    // Far more than a socket holds; neither looks at its own.
+    // The messages are far more than a socket holds, and neither side reads its own.
     let ends: Vec<_> = (0..CONNECTIONS)
         .map(|n| {
             let accepted = server.pair(true, 80, 20_000 + n);
@@ -215,7 +215,7 @@ fn when_regions_run_out_the_least_active_go_first() {
     assert_eq!(server.offers(waiting), 0, "four regions are all there are");
     assert_eq!(server.refusal(waiting), Reason::NoResources as u32);
 
-    // All but one are busy, until that one is told to give way.
+    // All connections but one are busy, until the adapter tells that one to give way.
     let (idle, idle_connected) = ends.remove(2);
     server.settle_until(|| {
         for (accepted, connected) in &ends {
@@ -224,7 +224,7 @@ fn when_regions_run_out_the_least_active_go_first() {
                 .entry(accepted.entry)
                 .tx_ring
                 .fetch_add(1, Ordering::Relaxed);
-            // One that seemed idle, where this thread could not run.
+            // A connection that seemed idle only because this thread could not run.
             server.keep_region(*accepted);
             client.keep_region(*connected);
         }
@@ -243,9 +243,9 @@ fn when_regions_run_out_the_least_active_go_first() {
     assert_eq!(client.command(idle_connected), COMMAND_NONE);
 }
 
-/// How often the adapter called the attention of a server that shared as many channels with a
-/// client as fit into one turn of the adapter. The client has given all of them up in that turn, as
-/// `goes_on` says.
+/// The number of times that the adapter called the attention of a server. The server shared as many
+/// channels with a client as fit into one turn of the adapter. The client has given up all of them
+/// in that turn, with `goes_on` in its messages.
 fn calls_of_one_turn(goes_on: u32) -> u32 {
     const CHANNELS: u16 = 20;
     let scratch = Scratch::new();
@@ -269,7 +269,7 @@ fn calls_of_one_turn(goes_on: u32) -> u32 {
     });
     let (server, client) = libraries.expect("both have come");
     client.settle();
-    // A turn ends with the calls: those of the turn before have been made.
+    // A turn ends with the calls: the calls of the turn before have been made.
     let offers = server.settle().len() + server.settle().len();
     assert_eq!(offers, usize::from(CHANNELS), "the server came first");
     server.attention()

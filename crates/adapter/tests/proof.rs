@@ -1,7 +1,6 @@
-//! Tests of a client's claims about a connection: the socket itself proves a claim, and nothing
-//! else does. The attacker has everything that a worker of another user has: the adapter's socket
-//! of its parent, the family's table, any message, and any descriptor but that of the connection it
-//! is after.
+//! Tests of a client's claims about a connection: only the socket itself proves a claim. The
+//! attacker has everything that a worker of another user has: its parent's socket to the adapter,
+//! the family's table, any message, and any descriptor except that of the attacked connection.
 
 mod support;
 
@@ -17,7 +16,7 @@ use toehold_adapter::wire;
 use toehold_channel::rendezvous::{Kind, Message, mapped};
 use toehold_channel::table::Reason;
 
-/// A socket whose connection is under way, to an address that nobody answers from.
+/// A socket that is still connecting, to an address from which no host answers.
 fn syn_sent() -> OwnedFd {
     // SAFETY: plain system calls; the address is valid for its size.
     unsafe {
@@ -34,7 +33,7 @@ fn syn_sent() -> OwnedFd {
     }
 }
 
-/// A socket bound to an address, which may have been another's a moment ago.
+/// A socket bound to an address that another socket may have had a moment ago.
 fn connect_from(local: SocketAddr, remote: SocketAddr) -> TcpStream {
     let address = |of: SocketAddr| {
         let SocketAddr::V4(of) = of else {
@@ -57,8 +56,8 @@ fn connect_from(local: SocketAddr, remote: SocketAddr) -> TcpStream {
         let size = size_of_val(&on) as libc::socklen_t;
         let (level, reuse) = (libc::SOL_SOCKET, libc::SO_REUSEADDR);
         libc::setsockopt(socket, level, reuse, (&raw const on).cast(), size);
-        // A child that another test forked just now may still hold the socket that had the address:
-        // then it, or both addresses together, are not free yet.
+        // A child that another test forked just now may still hold the socket that had the address.
+        // Then the address, or the pair of addresses, is not free yet.
         let succeeds = |attempt: &dyn Fn() -> i32| {
             let wait = || std::thread::sleep(Duration::from_millis(1));
             (0..10_000).any(|_| attempt() == 0 || (wait(), false).1)
@@ -77,7 +76,7 @@ fn connect_from(local: SocketAddr, remote: SocketAddr) -> TcpStream {
     }
 }
 
-/// Has a close answer with a reset, so that the addresses are free at once.
+/// Makes a close send a reset, so that the addresses are free at once.
 fn reset_on_close(stream: &TcpStream) {
     let linger = libc::linger {
         l_onoff: 1,
@@ -141,8 +140,8 @@ fn show_namespace(library: &FakeLibrary, diag: &OwnedFd) {
     wire::send(library.socket.as_fd(), &shown, &[diag.as_fd()]).expect("sent");
 }
 
-/// Runs `part` in a forked child that is another user, and answers whether that said yes; nothing,
-/// loudly, where we may not change the user.
+/// Runs `part` in a forked child that is another user, and returns whether `part` returned true.
+/// `None`, with a message, where we may not change the user.
 fn as_another_user(part: impl FnOnce() -> bool) -> Option<bool> {
     // SAFETY: no arguments.
     if unsafe { libc::geteuid() } != 0 {
@@ -216,7 +215,7 @@ fn addresses_that_are_only_said_claim_nothing() {
     assert!(honest.settle().is_empty());
     assert_eq!(honest.offers(held), 0);
 
-    // Whoever has the socket has the connection.
+    // A process that has the socket has the connection.
     attacker.pair_showing(false, client.as_fd());
     attacker.offer();
     honest.offer();
@@ -273,7 +272,7 @@ fn a_claim_ends_with_its_socket_even_when_the_addresses_come_again() {
     reset_on_close(&bait);
     drop((bait, accepted));
 
-    // Somebody else's connection has the addresses now.
+    // A connection of another program has the addresses now.
     let victim = connect_from(from, here);
     let (server, _) = listener.accept().expect("accepted");
     let held = honest.pair_showing(true, server.as_fd());
@@ -302,7 +301,7 @@ fn one_socket_is_claimed_once() {
     partner.pair_showing(false, client.as_fd());
     partner.offer();
     first.offer();
-    // Not after the channel is there, either.
+    // The claim fails after the channel exists, too.
     let late = second.pair_showing(true, server.as_fd());
     assert!(second.settle().is_empty());
     assert_eq!(second.refusal(late), Reason::Shared as u32);
@@ -317,7 +316,7 @@ fn a_shown_socket_is_not_kept_open() {
     library.pair_showing(false, client.as_fd());
     library.settle();
     drop(client);
-    // For ever, were the adapter to keep the socket.
+    // The read would wait for ever if the adapter kept the socket.
     assert_eq!(server.read(&mut [0]).expect("ended in order"), 0);
 }
 
@@ -385,7 +384,7 @@ fn a_worker_of_another_user_is_served_for_what_it_shows_and_commands_nobody() {
                 other => panic!("unexpected: {other:?}"),
             }
         }
-        // Its own is accelerated.
+        // The worker's own connection is accelerated.
         worker.pair_showing(true, server.as_fd());
         worker.offer();
         !taken
@@ -394,11 +393,12 @@ fn a_worker_of_another_user_is_served_for_what_it_shows_and_commands_nobody() {
     assert!(served);
     partner.offer();
     assert_eq!(parent.command(parents), 0, "not detached");
-    // Still the parent's: it gets its channel again.
+    // The connection is still the parent's: the parent gets its channel again.
     assert!(parent.resume(parents).is_ok());
 }
 
-/// Addresses mean something in one namespace only. Three have connections with these.
+/// Addresses have a meaning in one namespace only. Three namespaces have connections with these
+/// addresses.
 #[test]
 fn ends_are_paired_in_their_own_namespace_and_never_across() {
     let scratch = Scratch::new();
@@ -418,7 +418,7 @@ fn ends_are_paired_in_their_own_namespace_and_never_across() {
         assert!(library.settle().is_empty());
         assert_eq!(library.refusal(end), reason as u32);
     };
-    // Nothing is proved in a namespace that was not shown, nor by showing another one.
+    // No claim is proved in a namespace that was not shown, or by showing another namespace.
     let early = of_one.pair_showing(false, one.client.as_fd());
     refused(&of_one, early, Reason::OtherNamespace);
     show_namespace(&of_one, &two.diag);
@@ -428,7 +428,7 @@ fn ends_are_paired_in_their_own_namespace_and_never_across() {
     of_one.ask_showing(early, one.client.as_fd());
     refused(&of_one, early, Reason::OtherNamespace);
 
-    // One end in each of the three: none is another's.
+    // Each namespace has one end of a connection: the ends belong to three connections.
     show_namespace(&of_one, &one.diag);
     of_one.ask_showing(early, one.client.as_fd());
     refused(&of_one, early, Reason::NoPartner);
@@ -454,8 +454,8 @@ fn ends_are_paired_in_their_own_namespace_and_never_across() {
     of_ours.offer();
 }
 
-/// A client that shares the socket which it has shown puts answers into it, takes them away, and
-/// has it speak to others than the kernel.
+/// A client shares the socket that it has shown. The client puts answers into the socket, takes
+/// answers away, and connects the socket to others than the kernel.
 #[test]
 fn a_shown_namespace_answers_for_nobody_but_the_kernel() {
     let scratch = Scratch::new();
@@ -481,13 +481,13 @@ fn a_shown_namespace_answers_for_nobody_but_the_kernel() {
             assert_eq!(libc::connect(fd, (&raw const address).cast(), length), 0);
         }
     };
-    // Answers to requests that are none, for others to find.
+    // Answers to nonsense requests, for another reader to find.
     let nonsense = [20u32, 0x0005_0014, 7, 0, 0];
     for _ in 0..8 {
         // SAFETY: the request is valid for its length.
         unsafe { libc::send(fd, nonsense.as_ptr().cast(), 20, libc::MSG_DONTWAIT) };
     }
-    // The kernel does not answer a socket that is another's.
+    // The kernel does not answer a socket that is connected to another address.
     speak_to(4_000_000);
     let unheard = partner.pair_showing(true, one.server.as_fd());
     assert!(partner.settle().is_empty() && library.settle().is_empty());
@@ -497,7 +497,7 @@ fn a_shown_namespace_answers_for_nobody_but_the_kernel() {
     partner.offer();
     library.offer();
     assert_eq!(library.offers(held), 1);
-    // Another socket shows no namespace.
+    // A socket of another kind shows no namespace.
     let (unix, _peer) = UnixStream::pair().expect("pair");
     show_namespace(&library, &unix.into());
     let closed = wire::receive(library.socket.as_fd());

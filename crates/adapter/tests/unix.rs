@@ -1,5 +1,5 @@
-//! Tests of claims about Unix sockets: two sockets that name each other are paired, and nobody
-//! else's are.
+//! Tests of claims about Unix sockets: two sockets are paired when they name each other, and not
+//! otherwise.
 
 mod support;
 
@@ -61,7 +61,7 @@ fn ends_of_different_connections_to_one_path_are_not_paired() {
     let no_partner = Reason::NoPartner as u32;
     assert_eq!(refused(&honest, false, &first_client), no_partner);
     assert_eq!(refused(&other, true, &second_server), no_partner);
-    // A socket that two have claims one connection.
+    // A socket that two processes have claims one connection.
     let shared = Reason::Shared as u32;
     assert_eq!(refused(&other, false, &first_client), shared);
     assert!(honest.settle().is_empty());
@@ -73,7 +73,7 @@ fn ends_of_different_connections_to_one_path_are_not_paired() {
     other.offer();
 }
 
-/// A path is taken away and bound again by somebody else.
+/// A path is removed, and another process binds it again.
 #[test]
 fn a_path_says_nothing_about_who_listened_there() {
     let scratch = Scratch::new();
@@ -109,7 +109,7 @@ fn what_is_no_connected_stream_claims_nothing() {
     let (client, server) = listener.connection();
     drop(server);
     assert_eq!(refused(&library, false, &client), closing);
-    // Not accepted yet: nobody has the other end.
+    // The connection is not accepted yet: no process has its other end.
     let early = UnixStream::connect(&listener.path).expect("connected");
     assert_eq!(refused(&library, false, &early), closing);
     let unbound = UnixStream::pair().expect("a pair");
@@ -117,7 +117,7 @@ fn what_is_no_connected_stream_claims_nothing() {
     assert_eq!(claimed, Reason::NoPartner as u32);
 }
 
-/// Between the first claim and the second the first socket is closed.
+/// The first socket is closed between the first claim and the second.
 #[test]
 fn a_claim_ends_with_its_socket() {
     let scratch = Scratch::new();
@@ -131,7 +131,8 @@ fn a_claim_ends_with_its_socket() {
     assert!(first.settle().is_empty());
 }
 
-/// Two families show the two sockets that a third made: whoever holds a socket may claim it.
+/// Two families show the two sockets that a third family made: a process that holds a socket may
+/// claim its connection.
 #[test]
 fn a_socket_pair_is_a_connection_as_well() {
     let scratch = Scratch::new();

@@ -1,5 +1,5 @@
-//! The system adapter's clients are different users: what each may have, and what none may do to
-//! another. Every test needs root, to become these users.
+//! The system adapter's clients are different users: what each user may have, and which harm to
+//! another user is refused. Every test needs root, to become these users.
 
 mod support;
 
@@ -20,7 +20,7 @@ const SERVER: u32 = 60_001;
 const CLIENT: u32 = 60_002;
 const STRANGER: u32 = 60_003;
 
-/// A system adapter; `None`, said loudly, without root.
+/// A system adapter; `None`, with a message, without root.
 fn start() -> Option<(Scratch, Adapter)> {
     start_after(|_| ())
 }
@@ -77,7 +77,7 @@ fn memory_between_two_users_cannot_be_cut() {
             let error = file.set_len(wanted).expect_err("sealed");
             assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{wanted}");
         }
-        // One that was sealed against writing would kill the other end where it writes.
+        // A seal against writing would make the other end's next write a fatal signal.
         for seal in [libc::F_SEAL_WRITE, libc::F_SEAL_FUTURE_WRITE] {
             // SAFETY: plain system call on a descriptor of ours.
             let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seal) };
@@ -95,7 +95,7 @@ fn a_third_user_with_a_claim_on_a_tuple_gets_nothing() {
     let server = library(&scratch, SERVER);
     let served = as_user(SERVER, || server.pair_showing(true, other.as_fd()));
     server.settle();
-    // It names the client's addresses, and shows what it has: a connection of its own.
+    // The stranger names the client's addresses, and shows a connection of its own.
     let stranger = library(&scratch, STRANGER);
     let (own, _its_other_end) = connection();
     let (entry, generation) = stranger.table.open(0, false);
@@ -119,7 +119,7 @@ fn a_third_user_with_a_claim_on_a_tuple_gets_nothing() {
     });
     assert_eq!(server.offers(served), 0);
     assert_eq!(server.refusal(served), Reason::NoPartner as u32);
-    // Without a socket it is no client for much longer.
+    // After a claim without a socket the adapter soon drops the client.
     as_user(STRANGER, || {
         let _ = wire::send(stranger.socket.as_fd(), &claim, &[]);
         assert!(stranger.is_dropped());
@@ -174,7 +174,7 @@ impl Drop for Crowd {
 
 #[test]
 fn one_user_cannot_take_all_clients() {
-    /// Of one user and of one process, as the adapter has it.
+    /// The adapter's own limits, for one user and for one process.
     const PER_USER: usize = 1024;
     const PER_PROCESS: usize = 32;
     let Some((scratch, _adapter)) = start() else {
@@ -184,7 +184,7 @@ fn one_user_cannot_take_all_clients() {
     let crowds: Vec<Crowd> = processes
         .map(|_| Crowd::of(&scratch, STRANGER, PER_PROCESS))
         .collect();
-    // One more of this user is turned away, from whichever process.
+    // One more client of this user is turned away, from any process.
     let late = as_user(STRANGER, || {
         let socket = try_connect(&scratch.path()).expect("connected");
         FakeLibrary::at(socket, FakeTable::new())
@@ -204,7 +204,7 @@ fn one_user_cannot_take_all_clients() {
 /// Far more than the adapter takes to notice that the crowd is gone.
 const TRIES_MAX: usize = 100_000;
 
-/// Whether a user is answered on a fresh socket.
+/// Whether the adapter answers a user on a fresh socket.
 fn is_served(scratch: &Scratch, uid: u32) -> bool {
     as_user(uid, || {
         let socket = try_connect(&scratch.path()).expect("connected");
@@ -214,7 +214,7 @@ fn is_served(scratch: &Scratch, uid: u32) -> bool {
     })
 }
 
-/// Requests without end by one user delay another's by a turn, not for ever.
+/// Endless requests by one user delay another user's request by a turn, not for ever.
 #[test]
 fn a_flood_of_one_user_does_not_keep_others_waiting() {
     let Some((scratch, _adapter)) = start() else {
@@ -285,8 +285,8 @@ fn a_setting_that_never_comes_keeps_nobody_waiting() {
     assert_answers(&scratch);
 }
 
-/// A socket whose last `close` waits for an hour: its peer does not read. The peer's end, to be
-/// kept for as long.
+/// A socket whose last `close` waits for an hour, because its peer does not read. Also returns the
+/// peer's end; the caller keeps it for as long.
 fn lingering() -> (TcpStream, TcpStream) {
     let (one, other) = connection();
     one.set_nonblocking(true).expect("a socket");
@@ -312,8 +312,8 @@ fn lingering() -> (TcpStream, TcpStream) {
 #[test]
 fn a_socket_that_lingers_keeps_nobody_waiting() {
     let mut peers = Vec::new();
-    // The adapter closes the last descriptor of each: it was shown, it came beside too many
-    // others, it was on its way when its client was dropped.
+    // The adapter closes the last descriptor of each socket in three ways: the socket was shown, it
+    // came beside too many others, or it was on its way when its client was dropped.
     let started = start_after(|scratch| {
         for way in 0..3 {
             let (one, other) = lingering();
@@ -348,7 +348,7 @@ fn a_socket_that_lingers_keeps_nobody_waiting() {
     };
     let _peers = peers;
     assert_answers(&scratch);
-    // Each is read in a turn of its own.
+    // The adapter reads each message in a turn of its own.
     assert_answers(&scratch);
     let (server, client) = (library(&scratch, SERVER), library(&scratch, CLIENT));
     as_user(SERVER, || server.pair(true, 84, 5004));
@@ -356,16 +356,16 @@ fn a_socket_that_lingers_keeps_nobody_waiting() {
     assert_eq!(server.offer().message.pair, client.offer().message.pair);
 }
 
-/// A socket without consequences.
+/// A socket that closes at once.
 fn other_file() -> UnixStream {
     UnixStream::pair().expect("pair").0
 }
 
-/// Its owner may be a program that answers no `close` (FUSE), and one that waits there cannot be
-/// killed.
+/// The file's owner may be a program that answers no `close` (FUSE). A process that waits in such a
+/// `close` cannot be killed.
 #[test]
 fn a_file_that_is_neither_socket_nor_memory_is_not_closed_by_the_system_adapter() {
-    /// As many as it keeps for a user.
+    /// The number of such files that the adapter keeps for a user.
     const KEPT: usize = 4;
     let Some((scratch, _adapter)) = start() else {
         return;

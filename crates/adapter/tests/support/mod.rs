@@ -47,7 +47,7 @@ impl Adapter {
         Adapter::start_after(options, || ())
     }
 
-    /// One that serves only when `act` is done: it listens before, and reads nothing.
+    /// An adapter that serves only after `act` is done. It listens before that, and reads nothing.
     pub(crate) fn start_after(options: Options, act: impl FnOnce()) -> Adapter {
         raise_descriptor_limit();
         let (ready, bound) = std::sync::mpsc::channel();
@@ -75,7 +75,7 @@ impl Adapter {
         self.join();
     }
 
-    /// Waits until it leaves by itself.
+    /// Waits until the adapter leaves by itself.
     pub(crate) fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
             thread.join().expect("no panic").expect("no error");
@@ -96,7 +96,7 @@ impl Drop for Adapter {
     }
 }
 
-/// A scratch runtime directory, private as it must be.
+/// A scratch runtime directory, private as the adapter requires.
 pub(crate) struct Scratch(tempfile::TempDir);
 
 impl Scratch {
@@ -109,7 +109,7 @@ impl Scratch {
     }
 }
 
-/// Far more turns of the adapter than anything takes.
+/// Far more turns of the adapter than any test takes.
 const TURNS_MAX: usize = 1_000_000;
 
 /// A family's table.
@@ -149,7 +149,7 @@ impl FakeTable {
         unsafe { &*entry }
     }
 
-    /// Fills an entry in, as the library does for a connection; answers its index and generation.
+    /// Fills an entry in, as the library does for a connection; returns its index and generation.
     pub(crate) fn open(&self, fd: u32, accepted: bool) -> (u32, u32) {
         let unused = self
             .words()
@@ -211,7 +211,7 @@ impl FakeOffer {
 /// Slabs by pair, side and number.
 type Slabs = RefCell<BTreeMap<(u64, u32, u32), NonNull<u8>>>;
 
-/// A library that said hello, or is about to.
+/// A library that has said hello, or is about to.
 pub(crate) struct FakeLibrary {
     pub(crate) socket: OwnedFd,
     pub(crate) table: FakeTable,
@@ -231,7 +231,7 @@ impl FakeLibrary {
         library
     }
 
-    /// One that has not said hello.
+    /// A library that has not said hello.
     pub(crate) fn at(socket: OwnedFd, table: FakeTable) -> FakeLibrary {
         FakeLibrary {
             socket,
@@ -240,7 +240,7 @@ impl FakeLibrary {
         }
     }
 
-    /// As a forked child comes to the adapter: through the connection of its parent, with its
+    /// A forked child as it comes to the adapter: through its parent's connection, with its
     /// parent's table.
     pub(crate) fn adopted(&self) -> FakeLibrary {
         let (socket, theirs) = socket_pair(libc::SOCK_SEQPACKET);
@@ -255,14 +255,14 @@ impl FakeLibrary {
         wire::send(self.socket.as_fd(), &adopt, descriptors).expect("sent");
     }
 
-    /// As a program comes that its process has replaced another with: the old socket is closed, the
-    /// table the same.
+    /// A new program of the same process as it comes to the adapter: the old socket is closed, the
+    /// table stays.
     pub(crate) fn replaced(self, dir: &Path) -> FakeLibrary {
         drop(self.socket);
         FakeLibrary::with_table(dir, self.table)
     }
 
-    /// Asks for the channel of an end again, and answers the reply.
+    /// Asks again for the channel of an end, and returns the reply.
     pub(crate) fn resume(&self, end: FakeEnd) -> Result<FakeOffer, Message> {
         let resume = Message {
             entry: end.entry,
@@ -285,7 +285,7 @@ impl FakeLibrary {
         wire::send(self.socket.as_fd(), &hello, &[table]).expect("sent");
     }
 
-    /// Opens an entry and asks for a partner. Ports make the tuple.
+    /// Opens an entry and asks for a partner. The ports make the tuple.
     pub(crate) fn pair(&self, accepted: bool, local_port: u16, remote_port: u16) -> FakeEnd {
         let (entry, generation) = self.table.open(u32::from(local_port), accepted);
         let end = FakeEnd {
@@ -302,7 +302,7 @@ impl FakeLibrary {
         self.ask_showing(end, sockets::of(end.local_port, end.remote_port));
     }
 
-    /// Opens an entry and asks for a partner by a descriptor.
+    /// Opens an entry and asks for a partner, with a descriptor.
     pub(crate) fn pair_showing(&self, accepted: bool, shown: BorrowedFd<'_>) -> FakeEnd {
         let (entry, generation) = self.table.open(0, accepted);
         let end = FakeEnd {
@@ -315,17 +315,18 @@ impl FakeLibrary {
         end
     }
 
-    /// Asks for a partner of an end, and shows some descriptor as its socket.
+    /// Asks for a partner of an end, and shows a descriptor as its socket.
     pub(crate) fn ask_showing(&self, end: FakeEnd, shown: BorrowedFd<'_>) {
         wire::send(self.socket.as_fd(), &pair_message(end), &[shown]).expect("sent");
     }
 
-    /// The connection of an end is gone.
+    /// Reports that the connection of an end is gone.
     pub(crate) fn withdraw(&self, end: FakeEnd) {
         self.give_up(end, 0);
     }
 
-    /// An end has no channel any more; its connection goes on if `goes_on` is [`GOES_ON`].
+    /// Reports that an end has no channel any more. Its connection goes on if `goes_on` is
+    /// [`GOES_ON`].
     ///
     /// [`GOES_ON`]: toehold_channel::rendezvous::GOES_ON
     pub(crate) fn give_up(&self, end: FakeEnd, goes_on: u32) {
@@ -338,7 +339,8 @@ impl FakeLibrary {
         wire::send(self.socket.as_fd(), &withdraw, &[]).expect("sent");
     }
 
-    /// Waits until everything sent so far has been handled, and answers what came in between.
+    /// Waits until the adapter has handled everything sent so far; returns the offers that came in
+    /// between.
     pub(crate) fn settle(&self) -> Vec<FakeOffer> {
         wire::send(self.socket.as_fd(), &Message::new(Kind::Ping), &[]).expect("sent");
         let mut offers = Vec::new();
@@ -353,14 +355,14 @@ impl FakeLibrary {
         }
     }
 
-    /// Waits until something is so that the adapter does on its own account, bounded by turns of
-    /// the adapter.
+    /// Waits until `is_so` holds, for work that the adapter does by itself. Turns of the adapter
+    /// bound the wait.
     pub(crate) fn settle_until(&self, mut is_so: impl FnMut() -> bool) -> Vec<FakeOffer> {
         let mut offers = Vec::new();
         for _ in 0..TURNS_MAX {
             offers.extend(self.settle());
             if is_so() {
-                // Its cause may have come after the turn before.
+                // The cause may have come after the turn before.
                 offers.extend(self.settle());
                 return offers;
             }
@@ -391,14 +393,14 @@ impl FakeLibrary {
         self.table.entry(end.entry).command.load(Ordering::Acquire)
     }
 
-    /// As a connection does that is used after the adapter has wanted its region back.
+    /// A connection that is used after the adapter has asked for its region does this.
     pub(crate) fn keep_region(&self, end: FakeEnd) {
         let command = &self.table.entry(end.entry).command;
         let relaxed = Ordering::Relaxed;
         let _ = command.compare_exchange(COMMAND_SPARE, COMMAND_NONE, relaxed, relaxed);
     }
 
-    /// How often the adapter has called the family's attention.
+    /// The number of times that the adapter has called the family's attention.
     pub(crate) fn attention(&self) -> u32 {
         let table = self.table.words();
         table.header().attention.load(Ordering::Acquire)
@@ -465,19 +467,20 @@ pub(crate) fn socket_pair(kind: libc::c_int) -> (OwnedFd, OwnedFd) {
         let made = libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr());
         assert_eq!(made, 0, "socketpair: {}", io::Error::last_os_error());
         let ends = ends.map(|end| OwnedFd::from_raw_fd(end));
-        // As the library does: what is said before the adapter asks is said in somebody's name.
+        // As the library does: a message sent before the adapter asks must carry its sender's
+        // identity, too.
         wire::ask_for_senders(ends[0].as_fd()).expect("a socket");
         ends.into()
     }
 }
 
-/// Enough for two for each of ten thousand connections, and for what the adapter keeps.
+/// Enough for two for each of ten thousand connections, and for the adapter's own.
 const DESCRIPTORS: u64 = 65_536;
 
-/// Fewer than a process has that nobody has limited.
+/// Fewer than an unlimited process has.
 const DESCRIPTORS_FEW: u64 = 1024;
 
-/// Takes all the descriptors this process may have, which root decides itself.
+/// Raises this process's limit on descriptors to the most that it may have; root may choose.
 fn raise_descriptor_limit() {
     // SAFETY: `limit` is valid for both calls.
     unsafe {
@@ -486,7 +489,7 @@ fn raise_descriptor_limit() {
             let mut more = limit;
             more.rlim_cur = limit.rlim_max.max(DESCRIPTORS);
             more.rlim_max = more.rlim_cur;
-            // A test that plays a process with few has asked for few.
+            // A test that plays a process with few descriptors has asked for few.
             if limit.rlim_max >= DESCRIPTORS_FEW && libc::setrlimit(libc::RLIMIT_NOFILE, &more) == 0
             {
                 return;
@@ -497,7 +500,7 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// A socket connected to the adapter of a directory; blocking, so that tests need no clock.
+/// A socket connected to the adapter of a directory. The socket blocks, so tests need no clock.
 pub(crate) fn connect(dir: &Path) -> OwnedFd {
     try_connect(dir).expect("connected")
 }
@@ -522,7 +525,7 @@ pub(crate) fn try_connect(dir: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Sends a message with more descriptors than any has.
+/// Sends a message with more descriptors than any valid message has.
 pub(crate) fn send_many(socket: &OwnedFd, message: &Message, descriptors: &[BorrowedFd<'_>]) {
     let bytes = message.as_bytes();
     let payload = size_of_val(descriptors) as u32;
@@ -554,14 +557,14 @@ pub(crate) fn send_many(socket: &OwnedFd, message: &Message, descriptors: &[Borr
     assert_eq!(sent, bytes.len() as isize);
 }
 
-/// Sets real and effective user of this thread alone; the saved one stays root's.
+/// Sets the real and effective user of this thread alone; the saved user stays root.
 pub(crate) fn become_user(uid: u32) {
     // SAFETY: plain system call, of which the C library's would change all threads.
     let done = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, 0) };
     assert_eq!(done, 0, "setresuid: {}", std::io::Error::last_os_error());
 }
 
-/// Does something as a user: what is sent meanwhile is sent in its name.
+/// Calls `act` as a user: messages sent meanwhile carry that user's identity.
 pub(crate) fn as_user<T>(uid: u32, act: impl FnOnce() -> T) -> T {
     become_user(uid);
     let done = act();

@@ -1,11 +1,11 @@
-//! Other processes for tests: the test program itself, told by the environment what to be.
+//! Other processes for tests: the test program itself, with its role in the environment.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// Another process. The test program needs a test named `role` that plays it, and that is ignored
-/// otherwise: by itself such a test would pass without having tested anything.
+/// Another process. The test program needs a test named `role` that plays this process. `role` is
+/// ignored otherwise: run by itself, it would pass without having tested anything.
 pub(crate) struct Program {
     pub(crate) child: Child,
     output: BufReader<ChildStdout>,
@@ -33,7 +33,7 @@ impl Program {
         Program { child, output }
     }
 
-    /// Waits until it plays its role.
+    /// Waits until the process plays its role.
     pub(crate) fn wait_until_ready(&mut self) {
         let mut line = String::new();
         while !line.trim_end().ends_with("ready") {
@@ -43,7 +43,7 @@ impl Program {
         }
     }
 
-    /// `kill -9`, and waits until it is gone.
+    /// Sends `SIGKILL`, and waits until the process is gone.
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("killed");
         self.child.wait().expect("gone");
@@ -67,13 +67,13 @@ pub(crate) fn role() -> (String, PathBuf) {
     (role, dir.into())
 }
 
-/// The port that the test told this process.
+/// The port that the test has given this process.
 pub(crate) fn port() -> u16 {
     let port = std::env::var("TOEHOLD_TEST_PORT").expect("set with the role");
     port.parse().expect("a port")
 }
 
-/// Says that the role is played, and stays until the test is done with us.
+/// Says that the role is played, and stays until the test ends this process.
 pub(crate) fn stay() {
     println!("ready");
     let _ = std::io::stdin().read(&mut [0]);

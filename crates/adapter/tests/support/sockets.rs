@@ -1,4 +1,4 @@
-//! Connections for tests: real sockets, named by the ports that a test gives them.
+//! Connections for tests: real sockets, named by ports that a test chooses.
 
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
@@ -6,11 +6,12 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::sync::{Mutex, PoisonError};
 
-/// Sockets that were made for a test, by the ports that the test calls them.
+/// Sockets that were made for a test, by the ports that the test gave them.
 static MADE: Mutex<BTreeMap<(u16, u16), i32>> = Mutex::new(BTreeMap::new());
 
-/// The socket that a test calls by these ports: one of this process with just these ports, or one
-/// end of a connection that is made now, and whose other end has them the other way round.
+/// The socket that a test names by these ports. If this process has a socket with exactly these
+/// ports, that socket; otherwise one end of a new connection, whose other end has the ports in
+/// reverse order.
 pub(crate) fn of(local_port: u16, remote_port: u16) -> BorrowedFd<'static> {
     let fd = open_with(local_port, remote_port).unwrap_or_else(|| {
         let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -36,7 +37,7 @@ pub(crate) fn close(local_port: u16, remote_port: u16) {
     }
 }
 
-/// The addresses of the socket that a test calls by these ports.
+/// The addresses of the socket that a test names by these ports.
 pub(crate) fn addresses(local_port: u16, remote_port: u16) -> (SocketAddr, SocketAddr) {
     let fd = of(local_port, remote_port).as_raw_fd();
     // SAFETY: only asked for its addresses, and not closed.
@@ -57,11 +58,11 @@ fn raw(stream: TcpStream) -> i32 {
     ManuallyDrop::new(stream).as_fd().as_raw_fd()
 }
 
-/// A descriptor of this process that is connected with these very ports.
+/// A descriptor of this process that is connected with exactly these ports.
 fn open_with(local_port: u16, remote_port: u16) -> Option<i32> {
-    /// Descriptors of the tests that run beside each other.
+    /// More than the descriptors of the tests that run at one time.
     const LOOKED_AT: i32 = 2048;
-    /// Ports that tests make up are lower, at one end at least.
+    /// Ports that tests make up are lower, at least at one end.
     const REAL_MIN: u16 = 10_000;
     if local_port.min(remote_port) < REAL_MIN {
         return None;

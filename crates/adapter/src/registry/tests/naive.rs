@@ -15,7 +15,7 @@ enum Step {
         entry: u32,
         ports: (u16, u16),
         accepted: bool,
-        /// About the use of the entry that is registered, if one is.
+        /// True: the event concerns the use of the entry that is registered now, if one is.
         again: bool,
     },
     Stale {
@@ -59,10 +59,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The naive model: every end in one list, every question a walk over it.
+/// The naive model: all ends in one list; it answers every question by a walk over that list.
 #[derive(Debug, Default)]
 struct Naive {
-    /// Client, table, connected.
+    /// Each client, its table, and whether the client is connected.
     clients: Vec<(ClientId, TableId, bool)>,
     ends: Vec<NaiveEnd>,
     stale: BTreeSet<End>,
@@ -117,7 +117,7 @@ impl Naive {
         clients.any(|known| known.0 == client && known.2)
     }
 
-    /// The end that is to be met, after the rules that come before meeting.
+    /// The end that the registry should pair, after the rules that come before pairing.
     fn ask(&mut self, ask: &Ask, end: End) -> Option<NaiveEnd> {
         self.forget(|known| known.end.key() == end.key());
         if ask.tuple == ask.tuple.mirrored() {
@@ -165,24 +165,24 @@ impl Naive {
     }
 }
 
-/// A name that comes back is the same process, with another program.
+/// A name that joins again is the same process with another program.
 fn pid_of(id: ClientId) -> u64 {
     id.0 % 10
 }
 
-/// Which ends die with their process although it has family: any rule will do.
+/// Decides which ends die with their process although its family lives. Any rule will do.
 fn takes_along(end: End) -> bool {
     end.entry.is_multiple_of(2)
 }
 
-/// Runs the steps on both.
+/// Runs the steps on the registry and on the model.
 struct Run {
     registry: Registry,
     naive: Naive,
     generation: u32,
     /// How often each client's name has joined.
     lives: BTreeMap<u64, u64>,
-    /// Pairs whose memory a process has had.
+    /// Pairs whose memory a process has received.
     introduced: BTreeSet<(PairId, ClientId)>,
     /// Channels that were made and not yet reported as ended.
     channels: BTreeSet<ChannelId>,
@@ -350,8 +350,7 @@ impl Run {
         assert_eq!(goes_on, self.naive.table(id).is_some());
     }
 
-    /// Whether other processes of the family live, that we do not know of, is for the caller to
-    /// know.
+    /// The caller says whether other processes of the family live that the registry does not know.
     fn die(&mut self, id: ClientId, family: bool) {
         self.leave(id);
         let Some(table) = self.naive.table(id) else {
@@ -396,7 +395,7 @@ impl Run {
         let room = self.registry.channel_count() < self.naive.regions_max;
         let matched = self.registry.poll_held_back(&is_current);
         assert!(room || matched.is_none());
-        // Stale ends met on the way are gone from the registry.
+        // The registry has removed the stale ends that it met on the way.
         let registry = &self.registry;
         self.naive.forget(|known| {
             stale.contains(&known.end)

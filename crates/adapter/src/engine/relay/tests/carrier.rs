@@ -26,7 +26,7 @@ fn program_that_does_not_read_closes_the_window_and_loses_nothing() {
     assert_eq!(bench.flow.taken, bench.flow.arrived);
 }
 
-/// The remote's bytes lie in the program's receive buffer, in the carrier and in our ring.
+/// The remote's bytes fill the program's receive buffer, the carrier and our ring.
 #[test]
 fn remote_can_send_little_to_a_program_that_does_not_read() {
     let mut bench = Bench::new();
@@ -63,7 +63,7 @@ fn remote_that_does_not_read_fills_a_small_ring_and_no_more() {
 fn windows_grow_with_the_length_of_the_path() {
     let mut bench = Bench::with_long_path();
     let much = 96 << 20;
-    // A round trip is measured by what is sent.
+    // The connection measures a round trip when it sends data.
     bench.program.write_all(b"x").expect("room");
     assert_eq!(bench.advance(), Next::Wait);
     for _ in 0..3 {

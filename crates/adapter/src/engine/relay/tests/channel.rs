@@ -40,7 +40,7 @@ fn window_of_a_channel_closes_and_opens_with_the_program_s_reading() {
     assert!(got == pattern(MUCH));
 }
 
-/// A program has to show that it reads before the remote may send it more than into a carrier.
+/// The remote may send more than a carrier holds only once the program has shown that it reads.
 #[test]
 fn ring_of_a_program_becomes_larger_once_it_has_read() {
     let mut bench = Bench::new();
@@ -65,7 +65,7 @@ fn ring_of_a_program_becomes_larger_once_it_has_read() {
     assert_eq!(info.receive_limit, 1 << WINDOW_LOG2);
 }
 
-/// It never fills half of a large ring: nobody would say that there is room again.
+/// The remote never fills half of a large ring, so the program would never announce new room.
 #[test]
 fn remote_without_window_scaling_goes_on_when_the_program_has_read() {
     let mut bench = Bench::with_remote(|config| config.window_scaling = false);
@@ -83,8 +83,8 @@ fn remote_without_window_scaling_goes_on_when_the_program_has_read() {
     assert!(got == pattern(MUCH));
 }
 
-/// Its descriptor goes to a program that knows nothing of rings, which is to read on where the
-/// first one stopped.
+/// The program's descriptor goes to a program that knows nothing of rings. The second program reads
+/// on where the first one stopped.
 #[test]
 fn bytes_that_a_program_leaves_in_its_ring_come_by_the_carrier() {
     let mut bench = Bench::new();
@@ -118,7 +118,7 @@ fn connection_with_more_in_flight_than_rings_hold_leaves_its_channel() {
     let mut in_ring = true;
     while got < much {
         if in_ring {
-            // A round trip is measured by what is sent.
+            // The connection measures a round trip when it sends data.
             program.write(b"x");
         }
         assert_eq!(bench.travel(LONG_PATH), Next::Wait);
@@ -142,7 +142,7 @@ fn connection_with_more_in_flight_than_rings_hold_leaves_its_channel() {
     assert!(info.receive_limit > 4 << 20, "{} bytes", info.receive_limit);
 }
 
-/// Its program may ask later than we do, and the channel is there when both have.
+/// The program may ask for the channel later than we do; the channel exists once both have asked.
 #[test]
 fn connection_that_outgrows_its_channel_before_it_is_there_gives_it_back() {
     let mut bench = Bench::with_long_path();
@@ -150,7 +150,7 @@ fn connection_that_outgrows_its_channel_before_it_is_there_gives_it_back() {
     let mut sent = 0;
     while !bench.flow.outgrows_channel {
         assert!(sent < 256 << 20, "more than any window");
-        // A round trip is measured by what is sent.
+        // The connection measures a round trip when it sends data.
         bench.program.write_all(b"x").expect("room");
         sent += 8 << 20;
         bench.stream(LONG_PATH, sent);
@@ -175,8 +175,8 @@ fn connection_that_outgrows_its_channel_before_it_is_there_gives_it_back() {
     bench.stream(LONG_PATH, sent + 100);
 }
 
-/// Round trips of a short path are long while data waits in queues, or a processor is busy. A
-/// larger window would not make that connection faster.
+/// Round trips of a short path become long while data waits in queues or a processor is busy. A
+/// larger window would not make such a connection faster.
 #[test]
 fn connection_over_a_short_path_keeps_its_channel_whatever_waits() {
     let mut bench = Bench::new();
@@ -255,7 +255,7 @@ fn program_that_wants_the_kernel_alone_has_the_next_bytes_from_it() {
     let program = bench.with_channel();
     bench.remote_says(10);
     assert_eq!(bench.turn(), Next::Wait);
-    // It is about to give its descriptor away: to somebody who knows nothing of a ring.
+    // The program is about to give its descriptor to a program that knows nothing of rings.
     let refuse = &program.end().ours().wake.refuse;
     refuse.store(1, std::sync::atomic::Ordering::SeqCst);
     bench.remote_says(30);

@@ -1,13 +1,13 @@
-//! Payload that a copy engine brings to the ring, early and late.
+//! Payload that a copy engine copies to the ring, early and late.
 
 use toehold_copy::{Channel, Faulty, Mischief};
 
 use super::*;
 
-/// The bytes that travel here.
+/// The number of bytes that a test sends.
 const LONG: usize = 400_000;
 
-/// Copies everything, and nothing of it soon, in order, or for sure.
+/// A copy engine that copies everything, but late, out of order, and not reliably.
 fn mischievous(seed: u64) -> Channel {
     let mischief = Mischief {
         seed,
@@ -61,7 +61,7 @@ fn copies_under_way_come_along_when_the_stream_goes_back_to_the_carrier() {
     assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
     assert!(!bench.streams.copying.is_busy());
     let mut got = program.read(60_000, 0);
-    // Bytes that were not published come by the carrier, behind its doorbells.
+    // Bytes that were not published come by the carrier, after the carrier's doorbells.
     let rest = 60_000 - got.len();
     let carried = bench.read(bench.flow.carrier.sent as usize);
     got.extend(&carried[carried.len() - rest..]);

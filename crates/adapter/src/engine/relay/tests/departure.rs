@@ -1,4 +1,4 @@
-//! Programs that are gone while a channel stands beside their carrier.
+//! Programs that end while a channel exists beside their carrier.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn program_that_has_closed_cleanly_is_heard_to_the_end() {
     let program = bench.with_channel();
     program.write(b"last words");
     program.close_cleanly();
-    // A doorbell of ours that crossed with the close: the kernel resets the carrier.
+    // Our doorbell crossed with the program's close: the kernel resets the carrier.
     (&bench.flow.carrier.socket).write_all(&[0]).expect("room");
     bench.flow.carrier.sent += 1;
     drop(std::mem::replace(&mut bench.program, sockets().0));
@@ -27,7 +27,7 @@ fn remote_that_never_finishes_does_not_keep_a_program_that_is_gone() {
     bench.flow.carrier.sent += 1;
     drop(std::mem::replace(&mut bench.program, sockets().0));
     assert_eq!(bench.pass(Duration::from_secs(1)), Next::Departed);
-    // The runner then does this.
+    // The runner makes this call next.
     bench
         .engine
         .release(bench.now, bench.flow.id)
@@ -43,7 +43,7 @@ fn remote_that_never_finishes_does_not_keep_a_program_that_is_gone() {
 fn program_that_departs_with_last_words_finishes_after_them() {
     let mut bench = Bench::new();
     let program = bench.with_channel();
-    // As above, but its end is on the carrier as well.
+    // As above, but the program's end is on the carrier as well.
     program.write(b"last words");
     program.close_cleanly();
     bench.program.shutdown(Shutdown::Write).expect("connected");

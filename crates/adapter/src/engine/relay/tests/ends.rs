@@ -1,4 +1,4 @@
-//! Half-closes, resets, and what comes before them.
+//! Half-closes and resets, and the bytes that come before them.
 
 use super::*;
 

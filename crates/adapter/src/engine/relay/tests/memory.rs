@@ -1,9 +1,9 @@
-//! Tests of a connection's memory, and of its behaviour where there is none.
+//! Tests of a connection's memory, and of a connection that gets no memory.
 
 use super::*;
 use crate::engine::{memory, rings};
 
-/// Another connection has used the budget up: segments are dropped until there is room again.
+/// Another connection has used up the budget: segments are dropped until there is room again.
 #[test]
 fn bytes_without_memory_are_dropped_and_come_again() {
     let mut bench = Bench::new();
@@ -23,7 +23,7 @@ fn rings_grow_and_keep_what_is_in_them() {
     let mut streams = Streams::new(1 << 30);
     let id = Bench::new().flow.id;
     let all = pattern(200_000);
-    // Early bytes first, around the end of the first ring; then what is before them.
+    // Early bytes come first, around the end of the first ring; then the bytes before them.
     let place = |streams: &mut Streams, from: usize, to: usize| {
         streams
             .place(id, from as u64, &all[from..to])
@@ -42,7 +42,8 @@ fn rings_grow_and_keep_what_is_in_them() {
     assert_eq!(streams.rings().held_bytes(), 0);
 }
 
-/// One byte in each page of the window occupies all of it; the remote sends again what it has to.
+/// One byte in each page of the window occupies the whole window. The remote sends again the bytes
+/// that were discarded.
 #[test]
 fn early_bytes_that_were_discarded_come_again() {
     let mut bench = Bench::new();
@@ -80,7 +81,7 @@ fn state_of_a_connection_is_counted_in_full() {
     let bench = Bench::new();
     let info = bench.engine.info(bench.flow.id).expect("connected");
     let ours = size_of::<Option<Flow>>() + memory::DUPLEX_BYTES;
-    // The ranges of early bytes at their most, and a scoreboard that has grown.
+    // The largest number of ranges of early bytes, and a scoreboard that has grown.
     let heap = 2_048 + 512;
     assert!(info.memory_bytes + ours + heap <= rings::CONNECTION_BYTES);
 }
@@ -89,7 +90,7 @@ fn state_of_a_connection_is_counted_in_full() {
 #[test]
 fn reader_without_a_larger_ring_loses_few_segments() {
     let mut bench = Bench::connected(SHORT_PATH, |_| {});
-    // Half of it is for larger rings, and the next size takes 64 KiB.
+    // Half of the budget is for larger rings, and the next size takes 64 KiB.
     bench.streams.rings().set_budget(100 << 10);
     bench.stream(SHORT_PATH, 8 << 20);
     let dropped = bench.engine.counters().host_had_no_room;
@@ -102,18 +103,19 @@ fn reader_without_a_larger_ring_loses_few_segments() {
     assert!(bench.receive_limit() > RECEIVE_BYTES);
 }
 
-/// A program tells that it has read once it crosses half of its ring. A window below that would be
-/// used up first, and nobody would open it again.
+/// A program announces that it has read only when it crosses half of its ring. A window smaller
+/// than that would be used up first, and nothing would open it again.
 #[test]
 fn window_of_a_channel_does_not_follow_the_budget() {
     for much_before in [0, tcp_config::PROOF_OF_READING_BYTES] {
         let mut bench = Bench::new();
-        // Half of it is for larger rings, and the next size takes 64 KiB.
+        // Half of the budget is for larger rings, and the next size takes 64 KiB.
         bench.streams.rings().set_budget(100 << 10);
         if much_before > 0 {
             bench.stream(SHORT_PATH, much_before);
         }
-        // A flight that is larger than the ring. The stream moves as soon as that is delivered.
+        // A flight that is larger than the ring. The stream goes on as soon as the flight is
+        // delivered.
         bench.remote_says(MUCH as u64);
         bench.exchange();
         assert!(bench.engine.counters().host_had_no_room > 0);

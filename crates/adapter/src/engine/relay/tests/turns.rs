@@ -18,7 +18,7 @@ impl Bench {
     /// A channel beside a carrier that may serve further connections.
     fn with_turns(&mut self) -> Program {
         let program = self.with_channel();
-        // It knows that we are in the ring before the first byte.
+        // The program learns that we are in the ring before the first byte arrives.
         assert_eq!(program.read(1, self.flow.carrier.sent), b"");
         self.flow.beside = CHANNEL;
         let target = Target {
@@ -30,7 +30,7 @@ impl Bench {
         program
     }
 
-    /// A program that connects, and whose carrier is to serve further connections: the remote has
+    /// A program connects, and its carrier is to serve further connections. The remote has
     /// answered.
     fn answered(&mut self) {
         self.flow.opener = Opener::Program;
@@ -48,7 +48,7 @@ impl Bench {
         endpoint.is_some_and(|endpoint| flow.into_reusable(endpoint).is_some())
     }
 
-    /// True while the program finds no end on its carrier.
+    /// True while the program reads no end of stream from its carrier.
     fn carrier_is_open(&mut self) -> bool {
         let read = self.program.read(&mut [0; 8]);
         !matches!(read, Ok(0)) && read.is_ok_and(|count| count > 0)
@@ -72,7 +72,7 @@ fn program_hears_that_it_has_connected_when_we_have_our_end_of_its_channel() {
         (bench.flow.stage, bench.flow.carrier.sent),
         (Stage::Pairing, sent + 1)
     );
-    // It has no end of the channel, and speaks by its carrier.
+    // The program has no end of the channel, and sends by its carrier.
     bench.write(b"request");
     assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
     assert_eq!(
@@ -135,7 +135,7 @@ fn carrier_is_free_when_the_remote_has_finished_first() {
     assert!(bench.frees_carrier());
 }
 
-/// As the kernel does when a program closes with bytes unread.
+/// The kernel does so, too, when a program closes with bytes unread.
 #[test]
 fn bytes_that_come_after_the_program_s_end_are_answered_with_a_reset() {
     let mut bench = Bench::new();
@@ -153,7 +153,7 @@ fn bytes_that_come_after_the_program_s_end_are_answered_with_a_reset() {
     assert!(!bench.frees_carrier());
 }
 
-/// A remote that has finished still listens.
+/// A remote that has finished sending still receives.
 #[test]
 fn program_answers_a_remote_that_has_finished_by_the_carrier() {
     let mut bench = Bench::new();
@@ -169,7 +169,8 @@ fn program_answers_a_remote_that_has_finished_by_the_carrier() {
     assert!(!bench.frees_carrier(), "its last bytes went by the carrier");
 }
 
-/// It was not seen waiting, and finds nothing on its carrier: it is rung, once for the same bytes.
+/// The program was not seen waiting, and finds nothing on its carrier. The engine rings once for
+/// these bytes.
 #[test]
 fn program_that_waits_past_the_library_is_rung() {
     let mut bench = Bench::new();
