@@ -1,4 +1,5 @@
-//! Replays the inputs that the fuzzers keep (`fuzz/`), so that an ordinary test run has them, too.
+//! Replays the inputs that the fuzzers keep (`fuzz/`), so that an ordinary test run covers them,
+//! too.
 
 #![cfg(not(loom))]
 
@@ -9,7 +10,7 @@ use inputs::inputs;
 use toehold_channel::rendezvous::Message;
 use toehold_channel::table::LAYOUT_VERSION;
 
-/// The bytes as they would be kept by a fuzzer of this version.
+/// The bytes as a fuzzer of this version would keep them.
 fn of_this_version(mut bytes: Vec<u8>) -> Vec<u8> {
     let at = std::mem::offset_of!(Message, version);
     let version = LAYOUT_VERSION.to_ne_bytes();

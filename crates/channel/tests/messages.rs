@@ -1,4 +1,4 @@
-//! Rendezvous messages: whatever bytes arrive, they are a message of ours or an error.
+//! Rendezvous messages: any bytes that arrive are either a message of ours or an error.
 
 #![cfg(not(loom))]
 

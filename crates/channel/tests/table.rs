@@ -61,7 +61,8 @@ fn an_entry_used_again_has_another_generation() {
                     for _ in 0..ROUNDS {
                         let index = table.allocate(0, |_| false).unwrap();
                         let entry = table.entry(index).unwrap();
-                        // Ours alone between claim and release, so this is the only writer.
+                        // The entry is ours alone between claim and release, so this is the only
+                        // writer.
                         let generation = entry.generation.load(Ordering::Relaxed);
                         entry.fd.store(generation, Ordering::Relaxed);
                         entry.generation.store(generation + 1, Ordering::Release);

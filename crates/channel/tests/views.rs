@@ -1,5 +1,5 @@
-//! Words of a peer or of the family, whatever they say: the views of them neither panic nor lead
-//! outside the memory that they are about.
+//! Words of a peer or of the family may have any value: the views of them neither panic nor lead
+//! outside their memory.
 
 #![cfg(not(loom))]
 
@@ -32,7 +32,8 @@ fn assert_inside(places: [(usize, usize); 2]) {
     }
 }
 
-/// The peer has read all, and we have not looked since: that is more than a small ring holds.
+/// The peer has read everything, and we have not loaded its position since: the bytes in between
+/// are more than a small ring holds.
 #[test]
 fn empty_ring_that_shrinks_has_room() {
     let (publish, consume) = (Publish::default(), Consume::default());
