@@ -1,4 +1,4 @@
-//! `toehold adapter` as a service manager meets it.
+//! `toehold adapter` as a service manager sees it.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -15,7 +15,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 fn adapter(runtime_dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_toehold"));
-    // The environment of whoever runs the tests must not decide them.
+    // The environment of the test run must not change the outcome.
     command
         .env_remove("TOEHOLD_RUNTIME_DIR")
         .env_remove("LD_PRELOAD")
@@ -25,7 +25,8 @@ fn adapter(runtime_dir: &Path) -> Command {
     command
 }
 
-/// The arguments of an engine that cannot start: there is no such interface, or no privilege.
+/// The arguments of an engine that cannot start: the interface does not exist, or the privilege is
+/// missing.
 const WITHOUT_A_LINK: [&str; 4] = ["--link", "packet:nosuch0", "--address", "10.84.0.2/24"];
 
 /// An adapter that is ended with the test.
@@ -49,7 +50,7 @@ impl Drop for Adapter {
 fn heard(manager: &UnixDatagram) -> String {
     let mut buffer = [0; 4096];
     let length = loop {
-        // With a time limit the kernel does not begin anew after a signal (signal(7)).
+        // With a time limit the kernel does not restart the call after a signal (signal(7)).
         match manager.recv(&mut buffer) {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             heard => break heard.expect("the adapter says it"),
@@ -102,7 +103,7 @@ fn an_engine_that_is_required_must_be_described() {
     assert!(says(&output).contains("--link"), "{}", says(&output));
 }
 
-/// Of the command line, and not of a file.
+/// The options come from the command line, and not from a file.
 #[test]
 fn options_of_the_engine_that_cannot_be_are_a_wrong_command_line() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -219,7 +220,7 @@ fn an_adapter_serves_with_a_full_standard_error() {
     manager.set_read_timeout(Some(TIME_LIMIT)).expect("a limit");
     let full = File::options().write(true).open("/dev/full");
     let mut command = adapter(&scratch.path().join("runtime"));
-    // It says that it has no engine.
+    // The adapter reports that it has no engine.
     command.args(WITHOUT_A_LINK).stderr(full.expect("a device"));
     command.env("NOTIFY_SOCKET", &socket);
     let adapter = Adapter(command.spawn().expect("it starts"));

@@ -133,7 +133,7 @@ fn an_interruption_ends_everything_that_was_started() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("toehold runs");
-    // The comparison's own directory; nothing when there is none.
+    // The comparison's own directory; no entries when there is none.
     let scratch = || {
         let mut entries = fs::read_dir(temporary.path()).expect("readable");
         entries.next().map(|entry| entry.expect("readable").path())

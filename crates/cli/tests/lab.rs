@@ -36,7 +36,7 @@ impl Folder {
     }
 }
 
-/// A folder with a plan in it; and the plan's path, and the path of a run to come.
+/// A folder with a plan in it. Returns the folder, the plan's path, and the path of a run to come.
 fn with_plan(text: &str) -> (Folder, String, String) {
     let folder = Folder::new();
     let (plan, run) = (folder.file("plan.toml", text), folder.path("run"));
@@ -156,7 +156,7 @@ fn sockmap_and_one_copy_are_measured_or_the_report_says_why_not() {
     let plan = format!(
         "name = \"arms\"\nabout = \"A test.\"\nrounds = 2\nseconds = 0.2\n{arms}{}{}{}",
         block("ping-pong"),
-        // The sums of both ends have to agree: nothing is lost, and nothing changes places.
+        // The sums of both ends have to agree: no byte is lost or changes places.
         block("both") + "message = 65536\nstreams = 4\ntouch = true\n",
         block("requests") + "streams = 20\n",
     );
@@ -193,7 +193,7 @@ fn sockmap_and_one_copy_are_measured_or_the_report_says_why_not() {
     }
     // Every call of the arm was redirected.
     assert_eq!(record["stayed"], serde_json::json!([]));
-    // Its control group is gone.
+    // The arm's control group is gone.
     let own = format!("toehold-lab-{pid}-");
     for place in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
         let groups = fs::read_dir(place).into_iter().flatten().flatten();
@@ -238,7 +238,7 @@ fn an_interrupted_run_is_resumed_and_leaves_nothing_behind() {
     unsafe { libc::kill(first.id() as libc::pid_t, libc::SIGINT) };
     let status = first.wait().expect("it ends");
     let done = rounds_done(&run);
-    // It may just have finished.
+    // The run may just have finished.
     assert!(status.code() == Some(1) || done == 4, "{status:?}");
     assert_eq!(fs::read_dir(scratch.0.path()).expect("there").count(), 0);
     let output = lab(&["resume", &run]);
@@ -339,7 +339,7 @@ fn namespaces_of_a_killed_run_are_removed_by_the_next() {
     let output = lab(&["run", &plan, "--out", &folder.path("b"), "--rounds", "1"]);
     assert!(output.status.success(), "{}", error_of(&output));
     assert_eq!(namespaces_of(first.id()), Vec::<String>::new());
-    // The killed run itself goes on where it was.
+    // The killed run goes on from its last finished round.
     let done = rounds_done(&run);
     let resumed = text_of(&lab(&["report", &run]));
     assert!(resumed.contains(&format!("{done} of 1000")), "{resumed}");
@@ -420,7 +420,7 @@ fn a_full_disk_is_one_sentence_and_finished_rounds_are_kept() {
     let plan = folder.file("tiny.toml", &PLAN.replace("rounds = 2", "rounds = 50"));
     let disk = folder.path("disk");
     fs::create_dir(&disk).expect("room");
-    // Room for a few rounds and for what replaces them.
+    // Room for a few rounds and for the files that replace them.
     let script = "mount -t tmpfs -o size=256k none \"$1\" || exit 3; \
         \"$0\" lab run \"$2\" --out \"$1/run\" >/dev/null; echo status $?; \
         \"$0\" lab report \"$1/run\"";

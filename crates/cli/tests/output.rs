@@ -1,4 +1,4 @@
-//! Results that cannot be written: a full disk is a failure, a reader that has left is none.
+//! Results that cannot be written: a full disk is a failure, a reader that has left is not.
 
 use std::fs::File;
 use std::process::{Command, Output, Stdio};
@@ -63,7 +63,7 @@ fn a_reader_that_has_left_is_no_failure_of_any_command() {
     }
 }
 
-/// Pages are files: a full disk is named with them.
+/// Pages are files: on a full disk the error names the page.
 #[test]
 fn manual_pages_that_cannot_be_written_are_a_failure() {
     let scratch = tempfile::tempdir().expect("room");

@@ -1,5 +1,5 @@
-//! `toehold run` from the outside: it runs the program whatever stands in the way, and ends as it
-//! does.
+//! `toehold run` from the outside: it runs the program despite any obstacle, and ends with the
+//! program's status.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 fn toehold() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_toehold"));
-    // The environment of whoever runs the tests must not decide them.
+    // The environment of the test run must not change the outcome.
     command
         .env_remove("TOEHOLD_LIB")
         .env_remove("TOEHOLD_RUNTIME_DIR")
@@ -55,7 +55,7 @@ fn the_program_begins_with_the_signal_and_the_descriptors_that_run_was_given() {
     for path in ["host", "auto"] {
         let mut command = toehold();
         command.args(["run", "--path", path, "--", "sh", "-c", looks]);
-        // Without a library `auto` begins the program after a sentence.
+        // Without a library, `auto` prints a sentence and then starts the program.
         command.env("TOEHOLD_LIB", "/nonexistent/libtoehold.so");
         let usual = output(&mut command);
         // SAFETY: two system calls.
@@ -84,11 +84,11 @@ fn a_program_that_begins_with_an_adapter_finds_no_signal_of_a_child() {
     let scratch = tempfile::tempdir().expect("scratch directory");
     let dir = scratch.path().join("run");
     let mut command = toehold();
-    // The loader passes over this library.
+    // The loader ignores this library.
     command.env("TOEHOLD_LIB", env!("CARGO_BIN_EXE_toehold"));
     command.args(["run", "--runtime-dir"]).arg(&dir);
     let looks = "grep Pnd: /proc/$$/status";
-    // SAFETY: a set that is written before it is read.
+    // SAFETY: the closure writes the set before it reads the set.
     let output = output(unsafe {
         command.args(["--", "sh", "-c", looks]).pre_exec(|| {
             let mut set = std::mem::zeroed();
@@ -240,7 +240,7 @@ fn an_adapter_is_started_and_is_no_child_of_the_program() {
     );
     assert!(background.status.success(), "{}", error_of(&background));
     let running = toehold_adapter::client::ping(&dir).expect("an adapter");
-    // Started again it finds the first one.
+    // A second start finds the first adapter.
     let again = output(
         toehold()
             .args(["adapter", "--background", "--runtime-dir"])
@@ -324,7 +324,7 @@ fn terminate(pid: impl TryInto<i32>) {
     kill_process(pid.expect("a process"), Signal::TERM).expect("it runs");
 }
 
-/// Listens like an adapter and answers one question with a version nobody has.
+/// Listens like an adapter and answers one question with a version that does not exist.
 fn another_version(path: &Path) -> thread::JoinHandle<()> {
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
     let listener = socket_with(family, SocketType::SEQPACKET, flags, None).expect("a socket");

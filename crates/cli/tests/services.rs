@@ -19,7 +19,7 @@ impl System {
     fn new() -> System {
         let root = TempDir::new().expect("the temporary directory is writable");
         let library = root.path().join("libtoehold.so");
-        // Any ELF file: nothing of it is run.
+        // Any ELF file: none of its code is run.
         fs::copy(env!("CARGO_BIN_EXE_toehold"), &library).expect("scratch");
         fs::create_dir_all(root.path().join(UNITS)).expect("scratch");
         let system = System { root, library };
@@ -187,7 +187,7 @@ fn a_program_that_another_loader_runs_gets_no_file() {
     assert_eq!(system.files(), before);
 }
 
-/// Asks systemd about the unit and its drop-in, where it is installed.
+/// Asks systemd about the unit and its drop-in, where systemd is installed.
 fn verify(root: &Path, unit: &str) {
     let mut command = Command::new("systemd-analyze");
     command.args(["verify", "--man=no", unit]);
