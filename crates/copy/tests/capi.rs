@@ -1,4 +1,4 @@
-//! The C header, the library behind it, and the example, as a C programmer would build them.
+//! The C header, the library behind it, and the example, built as a C programmer would build them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Builds the static library in a folder of its own and returns that.
+/// Builds the static library in a folder of its own and returns the library's path.
 fn library(scratch: &Path) -> PathBuf {
     run(Command::new(env!("CARGO"))
         .args([

@@ -1,4 +1,4 @@
-//! Replays the programs that the fuzzer keeps (`fuzz/`), so that an ordinary test run has them,
+//! Replays the programs that the fuzzer keeps (`fuzz/`), so that an ordinary test run covers them,
 //! too; and plays some more.
 
 #[path = "../../../fuzz/inputs.rs"]

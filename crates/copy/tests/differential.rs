@@ -1,5 +1,5 @@
-//! Every engine against plain copies: random operations, lengths, alignments and flags; the memory
-//! is the same.
+//! Every engine against plain copies, with random operations, lengths, alignments and flags: the
+//! memory must come out equal.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use toehold_copy::{
     Waiting, Worker, WorkerOptions, crc32c,
 };
 
-/// One step of a program, in numbers that are reduced to what fits.
+/// One step of a program. Its numbers are reduced to the valid range.
 #[derive(Clone, Debug)]
 enum Step {
     Copy {
@@ -40,7 +40,8 @@ enum Step {
 
 const ARENA_BYTES: usize = 300_000;
 
-/// Steps write one after another into the target, so that unfenced operations never meet.
+/// The memory of a program. Each step writes its own piece of the target, so unfenced operations
+/// never overlap.
 struct Arena {
     source: Vec<u8>,
     target: Vec<u8>,
@@ -61,7 +62,7 @@ impl Arena {
         }
     }
 
-    /// A piece of the target for `len` bytes, `gap` after the last, or a shorter one.
+    /// A piece of the target for `len` bytes, `gap` after the last piece, or a shorter piece.
     fn take(&mut self, gap: usize, len: usize) -> (usize, usize) {
         let at = (self.next + gap).min(ARENA_BYTES);
         let len = len.min(ARENA_BYTES - at);
@@ -73,8 +74,8 @@ impl Arena {
 fn run(mut channel: Channel, steps: &[Step]) -> Result<(), TestCaseError> {
     let mut arena = Arena::new();
     let mut sums = Vec::new();
-    // SAFETY of every submission: the arena outlives the channel, which is drained before the
-    // target is looked at; pieces of the target are handed out once.
+    // SAFETY of every submission: the arena outlives the channel, and the channel is drained before
+    // the target is read. Each piece of the target is handed out once.
     for step in steps {
         while channel.vacant() < 16 {
             channel.poll();
@@ -162,7 +163,7 @@ fn run(mut channel: Channel, steps: &[Step]) -> Result<(), TestCaseError> {
             }
             Step::Flush => channel.flush(),
         }
-        // A CRC's result is kept for as many operations as the channel has entries.
+        // The channel keeps a CRC's result for as many operations as it has entries.
         if let Some(&(cookie, sum)) = sums.last() {
             let status = channel.wait(cookie, Waiting::YIELD).unwrap();
             if status != Status::Retired {
@@ -212,7 +213,7 @@ fn worker(entries: usize) -> Worker {
     .unwrap()
 }
 
-/// A calibration whose copybreak is 4 KB, so that both hands get work.
+/// A calibration with a copybreak of 4 KB, so that both the processor and the worker get copies.
 fn calibration() -> Calibration {
     let mut calibration = Calibration::measure();
     let at = Override {
@@ -273,7 +274,7 @@ proptest! {
     }
 }
 
-/// The lengths around every threshold, up to 8 MB, at uneven places.
+/// The lengths around every threshold, up to 8 MB, at unaligned addresses.
 #[test]
 fn long_copies_arrive_whole() {
     let mut source = vec![0u8; (8 << 20) + 64];

@@ -11,7 +11,7 @@ use toehold_copy::{
 #[test]
 fn the_skeleton_device_copies_registered_memory() {
     let device = Dmadev::open(64).unwrap();
-    // The one device is taken: there is a sentence and a working channel.
+    // The only device is taken: a second open returns a sentence and a working channel.
     let other = open(Some("dmadev"), 8);
     assert_eq!(other.channel.backend_name(), "cpu");
     assert_eq!(
@@ -26,7 +26,7 @@ fn the_skeleton_device_copies_registered_memory() {
     }
     let mut target = Buffer::new(1 << 20).unwrap();
 
-    // Every entry at once, and more than the device's queue holds.
+    // All entries are in use at once, and there are more than the device's queue holds.
     for round in 0..20usize {
         target.fill(0);
         for at in 0..128 {
@@ -68,7 +68,8 @@ fn the_skeleton_device_copies_registered_memory() {
     let refused = unsafe { channel.copy_vectored(&parts.0, &parts.1, Flags::NONE) };
     assert_eq!(refused, Err(SubmitError::NotRegistered));
 
-    // A fork in the middle: every byte arrives here, and the child copies by itself.
+    // A fork while a copy is in flight: every byte arrives here, and the child copies with the
+    // processor.
     let operation = Operation::copy(source.as_ptr(), target.as_mut_ptr(), 1 << 20);
     // SAFETY: both outlive the drain.
     unsafe { channel.submit(operation) }.unwrap();

@@ -68,8 +68,8 @@ fn whatever_the_device_does_the_bytes_are_right() {
                     .unwrap();
                 assert_eq!(sum, crc32c(0, &sources[7][..5555]));
             });
-            // A device that exaggerates is believed up to what it was asked for: those bytes are
-            // its word.
+            // The engine believes a device that exaggerates, up to the length of the request: such
+            // a device claims bytes that it has not written.
             if !temper.exaggerates {
                 assert!(targets == sources, "{temper:?} in round {round}");
                 assert!(
@@ -184,7 +184,7 @@ fn layouts_and_constants_are_the_kernels() {
             return 0;
         }"#;
     if !std::path::Path::new("/usr/include/linux/idxd.h").exists() {
-        // Not by `eprintln`, which the test runner keeps to itself.
+        // Not by `eprintln`: the test runner hides its output.
         let skipped = b"SKIPPED: layouts_and_constants_are_the_kernels: there is no linux/idxd.h\n";
         let _ = std::io::stderr().write_all(skipped);
         return;

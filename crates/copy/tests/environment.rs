@@ -1,6 +1,6 @@
-//! Limits and wrong wishes: each is one sentence, and copying goes on.
+//! Limits and wrong settings: each gives one sentence, and copying goes on.
 //!
-//! Limits and variables are a process's own, so each test runs itself again in a process of its
+//! Limits and variables belong to a process, so each test runs itself again in a process of its
 //! own.
 
 use std::process::Command;
@@ -17,7 +17,7 @@ fn again(test: &str, variables: &[(&str, &str)]) {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&status.stdout);
-    // With another name no test would run, and that is a success, too.
+    // With a wrong test name no test would run, and that would be a success, too.
     let passed = status.status.success() && said.contains(" 1 passed");
     assert!(passed, "{said}");
 }
@@ -65,7 +65,7 @@ fn a_limit_of_locked_memory_leaves_the_buffer_usable() {
         return again("a_limit_of_locked_memory_leaves_the_buffer_usable", &[]);
     }
     limit(libc::RLIMIT_MEMLOCK, 0);
-    // A limit does not bind whoever may lock as much as they like.
+    // The limit does not bind root, which may lock any amount of memory.
     let nobody = 65534;
     // SAFETY: system calls without pointers.
     let dropped = unsafe { libc::setresuid(nobody, nobody, nobody) } == 0;
@@ -97,7 +97,7 @@ fn a_wrong_engine_in_the_environment_is_told_and_replaced() {
             instead"
         )
     );
-    // An argument is stronger than the environment.
+    // An argument overrides the environment.
     assert_eq!(open(Some("cpu-nt"), 4).channel.backend_name(), "cpu-nt");
 }
 
@@ -182,7 +182,7 @@ fn a_parked_worker_uses_no_processor() {
     let mut channel = open(Some("worker"), 4).channel;
     let mut target = [0u8; 3];
     channel.scope(|scope| drop(scope.copy(&[1, 2, 3], &mut target)));
-    // It spins for a while, and then its clock stands still.
+    // The worker spins for a while, and then its CPU clock stands still.
     let stands_still = (0..1000).any(|_| {
         let before = channel.helper_cpu_ns();
         std::thread::sleep(std::time::Duration::from_millis(10));

@@ -1,4 +1,4 @@
-//! Tests of the flags that go with an operation.
+//! Tests of an operation's flags.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -23,8 +23,8 @@ enum Seen {
     Doorbell,
 }
 
-/// Does nothing, writes down what it was asked for, and says at the next poll that all of it is
-/// done.
+/// An engine that copies nothing. It records the requests, and at the next poll reports that all of
+/// them are done.
 #[derive(Default)]
 struct Recorder {
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -71,7 +71,7 @@ fn recorded() -> (Channel, Arc<Mutex<Vec<Seen>>>) {
     (Channel::new(recorder, 16), seen)
 }
 
-/// A failing test holds no lock: its channel is still to be dropped.
+/// A copy of the record. The lock is released at once: a failing test must still drop its channel.
 fn copied(seen: &Mutex<Vec<Seen>>) -> Vec<Seen> {
     seen.lock().unwrap().clone()
 }
@@ -87,14 +87,14 @@ fn auto(copybreak_in: Copybreak, copybreak_out: Copybreak) -> Auto {
     Auto::new(&calibration, Some(worker))
 }
 
-/// The worker gets everything, asleep or not.
+/// The worker gets every copy, whether it is asleep or not.
 const ALWAYS: Copybreak = Copybreak {
     awake: 1,
     hot: 1,
     asleep: 1,
 };
 
-/// Whether `auto` copies by hand: then it is over before any doorbell. Waits for the end, and
+/// Whether `auto` copies by hand: then the copy is over before any doorbell. Waits for the end, and
 /// checks the bytes.
 fn is_by_hand(auto: &mut Auto, number: u64, flags: Flags) -> bool {
     let (source, mut target) = (source(), vec![0; LEN]);
@@ -142,7 +142,7 @@ fn the_engine_is_told_every_wish() {
         let operation = Operation::copy(source.as_ptr(), target.as_mut_ptr(), LEN).with(flags);
         // SAFETY: the recorder touches nothing.
         unsafe { channel.submit(operation) }.unwrap();
-        // A fenced operation is held until the one before is over.
+        // The channel holds a fenced operation until the operation before it is over.
         channel.drain();
         assert!(copied(&seen).contains(&Seen::Operation(LEN, flags)));
     }
@@ -164,7 +164,7 @@ fn submissions_gather_until_one_rings() {
         Seen::Doorbell,
     ];
     assert_eq!(copied(&seen), expected);
-    // Nothing is new, so nobody is called.
+    // No operation is new, so no doorbell is rung.
     channel.flush();
     assert_eq!(channel.counters().doorbells, 1);
 }
@@ -196,8 +196,8 @@ fn what_is_submitted_now_begins_without_another_call() {
     let operation = Operation::copy(source.as_ptr(), target.as_mut_ptr(), LEN);
     // SAFETY: both live until the wait.
     let cookie = unsafe { channel.submit(operation.with(Flags::SUBMIT_NOW)) }.unwrap();
-    // Neither asks the engine to begin, nor learns that it has ended. An engine that waits to be
-    // asked fails here instead of hanging.
+    // `progress` neither asks the engine to begin nor collects its outcomes. An engine that waits
+    // for a request to begin fails here instead of hanging.
     let submitted = Instant::now();
     while channel.progress(cookie) < LEN {
         assert!(submitted.elapsed() < HANG, "nobody has begun it");

@@ -1,4 +1,5 @@
-//! A fork in the middle of everything: the parent loses no byte, the child waits for nobody.
+//! A fork while copies are in flight: the parent loses no byte, and the child waits for no other
+//! process.
 
 use toehold_copy::{
     Auto, Buffer, Calibration, Channel, Cpu, CpuNt, Fault, Faulty, Mischief, Operation, Override,
@@ -29,7 +30,7 @@ fn channels() -> Vec<Channel> {
     ]
 }
 
-/// The child uses a channel that was its parent's. True when all is as it should be.
+/// The child uses a channel that was its parent's. True when everything is in order.
 fn child_is_well(channel: &mut Channel, source: &[u8]) -> bool {
     let issued = channel.issued();
     channel.drain();
@@ -42,7 +43,7 @@ fn child_is_well(channel: &mut Channel, source: &[u8]) -> bool {
             _ => return false,
         }
     }
-    // The child's operations are done, by the processor if by nobody else.
+    // The child's operations are done, in the last resort by the processor.
     let mut target = vec![0u8; 100_000];
     channel.scope(|scope| {
         scope
@@ -71,14 +72,14 @@ fn the_parent_gets_every_byte_and_the_child_does_not_hang() {
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let well = child_is_well(&mut channel, &source);
-                // A registered buffer is the parent's alone.
+                // A registered buffer belongs to the parent alone.
                 let wiped = targets
                     .iter()
                     .all(|target| target[..4096].iter().all(|&b| b == 0));
                 // SAFETY: ends the child without running the test harness's destructors.
                 unsafe { libc::_exit(if well && wiped { 0 } else { 1 }) };
             }
-            // The parent's writes would now move ordinary pages away from under a device.
+            // After a fork the parent's writes would move ordinary pages away from under a device.
             channel.drain();
             for target in &targets {
                 assert!(target[..] == source[..]);

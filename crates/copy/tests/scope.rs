@@ -1,4 +1,4 @@
-//! The safe interface: nothing that safe code does with a ticket frees or exposes memory in flight.
+//! The safe interface: safe code that holds a ticket cannot free or expose memory in flight.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -57,7 +57,7 @@ fn the_beginning_can_be_used_before_the_end_is_there() {
             while !ticket.is_over() {
                 let ready = ticket.ready();
                 assert!(ready.len() >= before);
-                // The last byte that is said to be there, and some others.
+                // The last byte that is reported as present, and some others.
                 assert!(
                     ready
                         .iter()

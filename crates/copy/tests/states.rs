@@ -1,4 +1,5 @@
-//! Every state a user can see, driven by an engine that misbehaves on request.
+//! Every state that a user can see. An engine that misbehaves on request drives the channel through
+//! the states.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use toehold_copy::{
 
 const LEN: usize = 10_000;
 
-/// A channel with this mischief, and memory for one copy.
+/// A channel whose engine has this mischief, and memory for one copy.
 fn faulty(mischief: Mischief) -> (Channel, Vec<u8>, Vec<u8>) {
     let source = (0..LEN as u32).map(|i| ((i * 17) >> 2) as u8).collect();
     (Channel::new(Faulty::new(mischief), 8), source, vec![0; LEN])
@@ -102,7 +103,7 @@ fn an_engine_that_goes_away_takes_nothing_with_it() {
             Recovery::Processor => assert_eq!(status, Status::Done { crc32c: 0 }),
             Recovery::Report => assert_eq!(status, Status::Failed(Fault::Gone)),
         }
-        // From now on the processor copies, and that always works.
+        // From now on the processor copies, and its copies always succeed.
         target.fill(0);
         let second = submit(&mut channel, &source, &mut target).unwrap();
         assert_eq!(
@@ -177,7 +178,7 @@ fn a_fence_waits_for_everything_before_it() {
         });
         let mut end = vec![0u8; LEN];
         submit(&mut channel, &source, &mut middle).unwrap();
-        // Reads what the first one writes.
+        // The second operation reads the memory that the first one writes.
         let second = Operation::copy(middle.as_ptr(), end.as_mut_ptr(), LEN).with(Flags::FENCE);
         // SAFETY: all three live until the drain, and the fence orders the two uses of `middle`.
         unsafe { channel.submit(second) }.unwrap();
@@ -200,7 +201,7 @@ fn a_deadline_ends_the_waiting_and_not_the_copy() {
         assert_eq!(channel.wait_through(cookie, brief), Err(TimedOut));
     }
     assert!(!channel.status(cookie).is_over());
-    // This copy would take all day, and dropping the channel would wait for it: leave both.
+    // This copy would take all day, and dropping the channel would wait for it: leak both.
     std::mem::forget((channel, source, target));
 }
 

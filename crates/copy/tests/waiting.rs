@@ -1,4 +1,5 @@
-//! The ways to wait: which of them sleeps, who is told for how long, and what a deadline ends.
+//! The ways to wait: which of them sleep, the timeout that the engine gets, and the effect of a
+//! deadline.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,18 +11,18 @@ use toehold_copy::{
 
 const DONE: Result<Status, TimedOut> = Ok(Status::Done { crc32c: 0 });
 
-/// When a [`Sleeper`] ends what it was given.
+/// The time at which a [`Sleeper`] ends its operation.
 #[derive(Clone, Copy)]
 enum Ends {
     AtPoll(u32),
     AtPark(u32),
 }
 
-/// More parks than fit into a brief wait; dropping the channel gets through them.
+/// More parks than fit into a brief wait; a dropped channel gets through them.
 const MANY_PARKS: u32 = 100_000;
 
-/// Ends one operation when it is told to, touches no memory, and writes down the timeout of
-/// whoever parked.
+/// An engine that ends one operation at the given time and touches no memory. It records the
+/// timeout of each park.
 struct Sleeper {
     ends: Ends,
     can_wake: bool,
@@ -63,13 +64,12 @@ unsafe impl Backend for Sleeper {
     }
 }
 
-/// A failing test holds no lock: its channel is still to be dropped.
+/// A copy of the record. The lock is released at once: a failing test must still drop its channel.
 fn copied(timeouts: &Mutex<Vec<u64>>) -> Vec<u64> {
     timeouts.lock().unwrap().clone()
 }
 
-/// A channel to a sleeper with one operation in flight, and how long it was told to sleep each
-/// time.
+/// A channel to a sleeper with one operation in flight, and the timeout of each of its parks.
 fn asleep(ends: Ends, can_wake: bool) -> (Channel, Cookie, Arc<Mutex<Vec<u64>>>) {
     let timeouts = Arc::default();
     let sleeper = Sleeper {
@@ -80,7 +80,7 @@ fn asleep(ends: Ends, can_wake: bool) -> (Channel, Cookie, Arc<Mutex<Vec<u64>>>)
         timeouts: Arc::clone(&timeouts),
     };
     let mut channel = Channel::new(sleeper, 2);
-    // Two addresses; nobody looks there.
+    // Two addresses that no code reads or writes.
     let source = [0u8; 2].as_ptr();
     let operation = Operation::copy(source, source.wrapping_add(1).cast_mut(), 1);
     // SAFETY: the sleeper touches nothing.
@@ -105,7 +105,7 @@ fn parking_sleeps_once_its_spins_are_used_up() {
     let (mut channel, cookie, timeouts) = asleep(Ends::AtPark(3), true);
     assert_eq!(channel.wait(cookie, Waiting::PARK), DONE);
     assert_eq!(channel.counters().parks, 3);
-    // Without a deadline there is no end to it.
+    // Without a deadline the sleep has no limit.
     assert_eq!(copied(&timeouts), [u64::MAX; 3]);
 
     let (mut channel, cookie, _) = asleep(Ends::AtPoll(100), true);
@@ -186,7 +186,8 @@ fn who_parks_is_woken_by_the_worker() {
     let mut channel = Channel::new(worker, 4);
     let source = vec![7u8; 8 << 20];
     let mut target = vec![0; source.len()];
-    // Nearly always the first time; a copy may be over before its waiter's first look.
+    // The waiter parks nearly always at the first attempt. A copy may be over before its waiter
+    // looks.
     while channel.counters().parks == 0 {
         target.fill(0);
         let operation = Operation::copy(source.as_ptr(), target.as_mut_ptr(), source.len());
@@ -203,7 +204,8 @@ fn a_parked_waiter_wakes_at_its_deadline_and_the_copy_goes_on() {
     let mut channel = Channel::new(worker, 4);
     let source = vec![9u8; 32 << 20];
     let mut timed_out = false;
-    // A deadline comes first unless this thread was kept waiting longer than a copy of 32 MB takes.
+    // The deadline comes first, unless this thread was delayed for longer than a copy of 32 MB
+    // takes.
     while !timed_out {
         let mut target = vec![0; source.len()];
         let operation = Operation::copy(source.as_ptr(), target.as_mut_ptr(), source.len());

@@ -1,6 +1,6 @@
-//! Programs for a channel, as bytes: which engine and what it does wrong, then what is submitted,
-//! in which pieces, with which flags. The memory must come out as plain copies leave it. Shared by
-//! the corpus and the fuzzer.
+//! Programs for a channel, as bytes: first the engine and its mischief, then the operations, their
+//! pieces and their flags. The memory must come out as plain copies leave it. The corpus and the
+//! fuzzer share this file.
 
 use toehold_copy::{
     Channel, Cookie, Cpu, CpuNt, Faulty, Flags, Mischief, Operation, Status, SubmitError, Waiting,
@@ -11,9 +11,9 @@ use toehold_copy::{
 pub(crate) const HEADER_BYTES: usize = 16;
 /// Bytes that one step reads.
 pub(crate) const STEP_BYTES: usize = 8;
-/// Entries of the channel; the processor recovers what no engine finishes.
+/// Entries of the channel; the processor finishes the operations that no engine finishes.
 const ENTRIES: usize = 16;
-/// Source and target. Non-temporal copies begin at 64 KB.
+/// Bytes of the source, and of the target. Non-temporal copies begin at 64 KB.
 const ARENA_BYTES: usize = 150_000;
 /// Parts of a scatter-gather copy.
 const PARTS_MAX: usize = 5;
@@ -27,8 +27,8 @@ pub(crate) struct Played {
     pub(crate) refused: u64,
 }
 
-/// Plays `program`. Panics when a byte differs from what plain copies leave, or the books do not
-/// balance.
+/// Plays `program`. Panics when a byte differs from the result of plain copies, or when the
+/// counters do not add up.
 pub(crate) fn play(program: &[u8]) -> Played {
     let mut header = [0u8; HEADER_BYTES];
     let given = program.len().min(HEADER_BYTES);
@@ -76,8 +76,8 @@ struct Player {
     source: Vec<u8>,
     target: Vec<u8>,
     model: Vec<u8>,
-    /// Everything in the target before this has been given out: pieces never meet, so no fence is
-    /// needed.
+    /// Everything in the target before this offset has been handed out. Pieces never overlap, so no
+    /// fence is needed.
     next: usize,
     played: Played,
     /// The last operation that has a sum, and the sum.
@@ -85,7 +85,8 @@ struct Player {
 }
 
 impl Player {
-    /// One step: three bits say what, the others how much, from where, with which flags.
+    /// One step: three bits choose the operation; the others choose its length, its source and its
+    /// flags.
     fn step(&mut self, step: u64) {
         while self.channel.vacant() < PARTS_MAX * 2 {
             self.channel.poll();
@@ -106,7 +107,7 @@ impl Player {
         }
     }
 
-    /// A piece of the target nobody has been given yet, and a piece of the source as long.
+    /// A piece of the target that is not handed out yet, and a piece of the source of equal length.
     fn take(&mut self, from: usize, gap: usize, len: usize) -> (usize, usize, usize) {
         let at = (self.next + gap).min(ARENA_BYTES);
         let len = len.min(ARENA_BYTES - at);
