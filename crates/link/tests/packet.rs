@@ -13,8 +13,8 @@ use toehold_tcp::{ChecksumWork, Random, Share, TransmitOffload};
 
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 
-/// Runs `test` in a network namespace that ends with it, with `v0` and `v1` joined there; says so
-/// where that cannot be had.
+/// Runs `test` in a network namespace of its own, with `v0` and `v1` joined there. Prints a message
+/// where namespaces are not possible.
 fn with_veth(test: impl FnOnce() + Send) {
     let namespace = match Namespace::new() {
         Ok(namespace) => namespace,
@@ -31,12 +31,12 @@ fn with_veth(test: impl FnOnce() + Send) {
     });
 }
 
-/// Whether `ip` succeeded, in this thread's namespace.
+/// Runs `ip` in this thread's namespace; true when it succeeded.
 fn ip(words: &str) -> bool {
     toehold_network::ip(words).is_ok()
 }
 
-/// Waits for a frame: a kernel with much to do may keep it for a while.
+/// Waits for a frame: a busy kernel may keep the frame for a while.
 fn await_frame(socket: &PacketSocket) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while socket.peek().is_none() {
@@ -53,7 +53,7 @@ fn open(end: usize) -> PacketSocket {
     PacketSocket::open(["v0", "v1"][end], options).expect("the interface is there")
 }
 
-/// A frame from end 0 to end 1 that says its number.
+/// A frame from end 0 to end 1 that carries its number.
 fn frame(number: usize, length: usize) -> Vec<u8> {
     let mut frame = vec![0; length];
     frame[..6].copy_from_slice(&MACS[1]);
@@ -78,7 +78,7 @@ fn send(socket: &PacketSocket, frame: &[u8]) -> bool {
 fn frames_of_all_sizes_arrive_as_they_were_sent_and_in_order() {
     with_veth(|| {
         let (from, mut to) = (open(0), open(1));
-        // More than the ring has slots, all in all.
+        // More frames in total than the ring has slots.
         for number in 0..10_000 {
             let length = 60 + number * 13 % 1_455;
             let sent = frame(number, length);
@@ -98,7 +98,7 @@ fn frames_in_several_parts_and_larger_than_a_slot_are_read_into_several() {
     with_veth(|| {
         assert!(ip("link set v0 mtu 9000") && ip("link set v1 mtu 9000"));
         let from = open(0);
-        // Its slots are for what was the MTU when it was opened.
+        // The slots have the size of the MTU at the time of opening.
         assert!(ip("link set v1 mtu 1500"));
         let mut to = open(1);
         assert!(ip("link set v1 mtu 9000"));
@@ -113,7 +113,7 @@ fn frames_in_several_parts_and_larger_than_a_slot_are_read_into_several() {
         let arrival = to.peek().expect("it is there");
         assert!(arrival.is_kept && arrival.bytes.len() < arrival.length);
         assert_eq!(arrival.bytes, &sent[..arrival.bytes.len()]);
-        // News of the interface comes between; the frame is not lost for it.
+        // Events of the interface come in between; the frame is not lost because of them.
         assert!(ip("link set v1 down") && ip("link set v1 up"));
         let mut got = vec![0u8; 9_100];
         let (first, rest) = got.split_at_mut(66);
@@ -121,7 +121,7 @@ fn frames_in_several_parts_and_larger_than_a_slot_are_read_into_several() {
         // SAFETY: both parts are ours.
         assert_eq!(unsafe { to.receive_raw(&parts) }, Some(9_014));
         assert_eq!(got[..9_014], sent);
-        // The next is a slot's again.
+        // The next frame is in one slot again.
         await_frame(&to);
         assert_eq!(to.peek().expect("it is there").bytes, frame(4, 100));
     });
@@ -154,8 +154,8 @@ fn large_segments_are_cut_where_the_other_end_wants_them_cut() {
 
 const HEADERS_BYTES: usize = 54;
 
-/// 20,000 bytes of TCP over IPv4, to be cut into segments of 1,460; their checksums are the link's
-/// to compute.
+/// 20,000 bytes of TCP over IPv4, to be cut into segments of 1,460 bytes. The link computes their
+/// checksums.
 fn large_segment() -> (Vec<u8>, VnetHeader) {
     let mut sent = frame(9, HEADERS_BYTES + 20_000);
     sent[12..14].copy_from_slice(&0x0800u16.to_be_bytes());
@@ -212,7 +212,7 @@ fn frames_for_others_are_not_seen_and_interfaces_come_and_go() {
         assert!(ip("link set v1 down"));
         to.clear_error();
         assert!(ip("link set v1 up"));
-        // The address is still let through, and the interface still watched.
+        // The socket still accepts the address, and still watches the interface.
         let arrived = (0..100).any(|number| {
             thread::sleep(Duration::from_millis(10));
             send(&from, &frame(number, 100)) && to.peek().is_some()
@@ -243,7 +243,7 @@ fn frames_for_others_are_not_seen_and_interfaces_come_and_go() {
     });
 }
 
-/// The frame with the tag of a virtual LAN (IEEE 802.1Q, section 9), of which number 0 is none.
+/// The frame with the tag of a virtual LAN (IEEE 802.1Q, section 9). Number 0 means no virtual LAN.
 fn tagged(frame: &[u8], lan: u16) -> Vec<u8> {
     let (addresses, rest) = frame.split_at(12);
     let priority = 5 << 13;
@@ -256,7 +256,7 @@ fn frames_of_a_virtual_lan_are_not_the_interfaces() {
     with_veth(|| {
         let (from, mut to) = (open(0), open(1));
         for number in 0..100 {
-            // The kernel takes tags off before any socket sees the frame (`skb_vlan_untag`).
+            // The kernel removes tags before any socket sees the frame (`skb_vlan_untag`).
             assert!(send(&from, &tagged(&frame(number, 100), 5)));
             assert!(send(&from, &frame(number, 200)));
             await_frame(&to);
@@ -272,7 +272,7 @@ fn frames_of_a_virtual_lan_are_not_the_interfaces() {
     });
 }
 
-/// A TCP segment from the remote at end 0 to the engines at end 1, which have this Ethernet
+/// A TCP segment from the remote at end 0 to the engines at end 1, which share this Ethernet
 /// address.
 fn segment(mac: [u8; 6], local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     let ports = [remote.port(), local.port()].map(u16::to_be_bytes).concat();
@@ -309,7 +309,7 @@ const LOCALS: [&str; 2] = ["10.0.0.1", "fd00::1"];
 const REMOTES: [&str; 2] = ["10.9.8.7", "fd12:3456:789a::7"];
 
 /// The program at end 1, where the engine has connections at port 80 of both addresses; `None`,
-/// said aloud, where that cannot be had.
+/// with a message, where the program is not possible.
 fn steering() -> Option<PortSteering> {
     let steering = match PortSteering::attach("v1") {
         Ok(steering) => steering,
@@ -355,7 +355,7 @@ fn members_are_given_their_own_connections(mac: Option<[u8; 6]>) {
     }
     assert!(counts.iter().all(|count| *count > 60), "{counts:?}");
     if mac.is_some() {
-        // A frame of no connection comes to one of them.
+        // A frame of no connection goes to one of the members.
         assert!(send(&from, &frame(1, 100)));
         await_frame(&members[0]);
     }
@@ -374,7 +374,7 @@ fn members_of_a_group_that_shares_an_address_are_given_their_own_connections() {
     });
 }
 
-/// As [`await_frame`], of either version of IP.
+/// As [`await_frame`], for either version of IP.
 fn await_frame_of_either(socket: &mut PacketSocket) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while socket.peek().is_none() {
@@ -400,7 +400,7 @@ fn neither_version_of_ip_waits_for_the_other_where_an_address_is_shared() {
             assert!(send(&from, &v4));
         }
         for taken in 0..100 {
-            // It is there while frames of the other version wait before it.
+            // The frame becomes visible while frames of the other version wait before it.
             assert!(send(&from, &v6));
             let deadline = Instant::now() + Duration::from_secs(10);
             while to.peek().is_none_or(|arrival| arrival.bytes != v6) {
@@ -409,19 +409,19 @@ fn neither_version_of_ip_waits_for_the_other_where_an_address_is_shared() {
                 to.take_turns();
             }
             to.release();
-            // The others have their turn, too.
+            // The frames of the other version have their turn, too.
             to.take_turns();
             assert_eq!(to.peek().expect("it waits").bytes, v4, "after {taken}");
             to.release();
         }
         to.take_turns();
         assert!(to.peek().is_none() && to.take_lost() == 0);
-        // The kernel answers nothing: it has dropped them.
+        // The kernel answers nothing: it has dropped the frames.
         assert!(from.peek().is_none());
     });
 }
 
-/// A packet link needs CAP_NET_RAW alone; one that shares an address needs more.
+/// A packet link needs only CAP_NET_RAW; a link that shares an address needs more.
 #[test]
 fn capabilities_for_a_shared_address_are_named() {
     with_veth(|| {

@@ -1,6 +1,5 @@
-//! Somebody on the link who wishes the connections ill: segments in the name of the kernel's
-//! program that its numbers do not fit, segments that nobody sends in earnest, and SYNs in the
-//! names of many.
+//! An attacker on the link: it sends segments in the name of the kernel's program with wrong
+//! sequence numbers, segments that no stack sends, and SYNs in the names of many hosts.
 
 use std::ffi::CStr;
 use std::io;
@@ -22,24 +21,24 @@ const RST: u8 = 4;
 const PSH: u8 = 8;
 const ACK: u8 = 16;
 const URG: u8 = 32;
-/// Bytes of a request, so that no number in between is ever the one expected.
+/// An offset inside a request: no number in the middle of a request is ever the expected one.
 const BETWEEN: u32 = 33;
 /// Half-open connections that the flooded engine holds.
 pub(crate) const HALF_OPEN_MAX: usize = 256;
-/// SYNs in a row, before others get a turn.
+/// SYNs in a row, before other frames get a turn.
 const FLOOD_BURST: u32 = 64;
 const NAP: Duration = Duration::from_micros(100);
 
 /// The attack on a meeting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Attack {
-    /// Before each request a salvo of segments in the name of who sends it.
+    /// A salvo of segments before each request, in the name of its sender.
     Salvos,
     /// SYNs from made-up clients, for as long as the meeting lasts.
     Flood,
 }
 
-/// The attacker, and those who wait for it.
+/// The attacker, and the threads that wait for it.
 pub(crate) struct Attacker {
     shared: Arc<Pace>,
     thread: Option<JoinHandle<io::Result<()>>>,
@@ -65,7 +64,7 @@ impl Pace {
 }
 
 impl Attacker {
-    /// Begins, in the network of the calling thread.
+    /// Starts the attack, in the network of the calling thread.
     pub(crate) fn start(cell: Cell, attack: Attack, seed: u64) -> io::Result<Self> {
         let socket = Wire::open(c"toe0")?;
         let shared = Arc::new(Pace::default());
@@ -90,7 +89,7 @@ impl Attacker {
         Arc::clone(&self.shared)
     }
 
-    /// Stops it; how many frames it sent.
+    /// Stops the attack; returns the number of frames that it sent.
     pub(crate) fn stop(&mut self) -> Result<u64, String> {
         self.shared.is_over.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
@@ -129,15 +128,15 @@ fn flood(cell: Cell, wire: &Wire, pace: &Pace, random: &mut Random) -> io::Resul
     }
     let sent = pace.frames.fetch_add(FLOOD_BURST.into(), Ordering::AcqRel);
     if sent >= 2 * HALF_OPEN_MAX as u64 {
-        // Whoever waits may begin.
+        // Threads that wait for the attack may begin.
         pace.fired.store(u64::MAX, Ordering::Release);
     }
     thread::sleep(Duration::from_millis(1));
     Ok(())
 }
 
-/// Waits until one is wanted, listens where the conversation is, and sends what does not belong to
-/// it.
+/// Waits for a request, reads the numbers of the conversation from the link, and sends segments
+/// that do not belong to the conversation.
 fn fire_salvos(cell: Cell, wire: &Wire, pace: &Pace, random: &mut Random) -> io::Result<()> {
     let mut overheard = None;
     while !pace.is_over.load(Ordering::Acquire) {
@@ -162,7 +161,7 @@ fn fire_salvos(cell: Cell, wire: &Wire, pace: &Pace, random: &mut Random) -> io:
     Ok(())
 }
 
-/// Where the kernel's program has got to, by its last segment.
+/// The position of the kernel's program, by its last segment.
 #[derive(Clone)]
 struct Overheard {
     mac: [u8; 6],
@@ -208,7 +207,7 @@ impl Overheard {
         })
     }
 
-    /// RFC 5961's three attacks, the probes of port scanners, and what no stack sends.
+    /// RFC 5961's three attacks, the probes of port scanners, and segments that no stack sends.
     fn salvo(&self, cell: Cell, random: &mut Random) -> Vec<Vec<u8>> {
         let wild = random.bits() as u32 | 1 << 31;
         let far = self.next.wrapping_add(wild);
@@ -225,7 +224,8 @@ impl Overheard {
         let between = self.next.wrapping_add(BETWEEN);
         let unsent = self.ack.wrapping_add(1 << 30);
         let segments = [
-            // Resets and SYNs (sections 3 and 4): in the window, outside of it, at its edge.
+            // Resets and SYNs (sections 3 and 4): in the window, outside of the window, at its
+            // edge.
             forged(RST, between, 0, 0),
             forged(RST | ACK, far, self.ack, 0),
             forged(RST, self.next.wrapping_sub(1), 0, 0),
@@ -237,7 +237,7 @@ impl Overheard {
             forged(ACK | PSH, self.next, unsent, 64),
             forged(ACK | PSH, self.next, self.ack.wrapping_sub(1 << 30), 64),
             forged(ACK | FIN, self.next, unsent, 0),
-            // No flags, all that light up, and pairs that exclude each other.
+            // No flags, all flags at once, and pairs of flags that exclude each other.
             forged(0, self.next, 0, 0),
             forged(0, self.next, 0, 20),
             forged(FIN | PSH | URG, self.next, 0, 0),
@@ -252,7 +252,7 @@ impl Overheard {
         salvo
     }
 
-    /// The segment that would be believed, damaged in its headers.
+    /// A segment that would be accepted, with damage in its headers.
     fn broken(&self, cell: Cell, segment: Forged) -> Vec<Vec<u8>> {
         let whole = segment.frame_to(cell.engine_address(), self.engine_port);
         let (ip, tcp) = (
@@ -269,12 +269,12 @@ impl Overheard {
             frame
         };
         vec![
-            // A header that is longer than the segment, shorter than a header, and a checksum of
-            // another.
+            // A header that is longer than the segment, a header that is too short, and a wrong
+            // checksum.
             damaged(tcp + 12, 0xf0),
             damaged(tcp + 12, 0x10),
             damaged(tcp + 16, whole[tcp + 16] ^ 0x55),
-            // Another version, a length beyond the frame, and frames that end early.
+            // A wrong version, a length beyond the frame, and frames that end early.
             damaged(ip, 0x95),
             damaged(if tcp == 34 { 16 } else { 18 }, 0x7f),
             whole[..tcp + 10].to_vec(),
@@ -283,7 +283,7 @@ impl Overheard {
     }
 }
 
-/// A segment in somebody's name.
+/// A segment with a forged sender.
 struct Forged {
     source_mac: [u8; 6],
     source: IpAddr,
@@ -291,7 +291,7 @@ struct Forged {
     seq: u32,
     ack: u32,
     flags: u8,
-    /// Whole words.
+    /// Options, in whole words.
     options: Vec<u8>,
     payload: usize,
 }
@@ -345,7 +345,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Frames on a device, past the kernel's TCP (packet(7)).
+/// Sends and receives frames on a device, past the kernel's TCP (packet(7)).
 struct Wire(OwnedFd);
 
 impl Wire {
@@ -376,7 +376,7 @@ impl Wire {
         }
     }
 
-    /// A device whose queue is full has lost the frame.
+    /// A full queue of the device counts as a lost frame.
     fn send(&self, frame: &[u8]) -> io::Result<()> {
         // SAFETY: borrowed, and as long as it says.
         let sent = unsafe { libc::send(self.0.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };

@@ -1,4 +1,4 @@
-//! The cells of the matrix: their names, their values, and how much each does.
+//! The cells of the matrix: their names, their values, and the amount of work of each.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,15 +17,15 @@ pub(crate) enum Family {
     V6,
 }
 
-/// A link's MTU, and whether segmentation and checksums are left to the other side of it, both
-/// ways.
+/// A link's MTU, and whether segmentation and checksums are offloaded to the other side of the
+/// link, in both directions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Link {
     pub(crate) mtu: u16,
     pub(crate) offloads: bool,
 }
 
-/// The impairment of some of the frames, in both directions.
+/// The impairment of some frames, in both directions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Impairment {
     None,
@@ -38,23 +38,24 @@ pub(crate) enum Impairment {
 /// How the two programs use their connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Pattern {
-    /// All there is, in both directions at once.
+    /// All bytes, in both directions at once.
     Bulk,
-    /// [`REQUEST_BYTES`], and the same back, again and again.
+    /// The client sends [`REQUEST_BYTES`] and receives an equal number, again and again.
     Requests,
     /// Connection after connection, [`WORKERS`] at a time.
     Short,
-    /// The client sends all and ends its direction; only then the server begins.
+    /// The client sends everything and ends its direction; only then the server begins.
     HalfClose,
     /// As `Bulk`, but the kernel's program does not read until its window has been closed for a
     /// while.
     KernelRests,
-    /// As `Bulk`, but the engine's program does not.
+    /// As `Bulk`, but the engine's program does not read until its window has been closed for a
+    /// while.
     EngineRests,
 }
 
 pub(crate) const REQUEST_BYTES: u64 = 64;
-/// Short connections at a time.
+/// Short connections at one time.
 pub(crate) const WORKERS: usize = 8;
 
 const ROLES: [Role; 2] = [Role::Client, Role::Server];
@@ -114,8 +115,8 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// The bytes that each side sends on a connection. Links with large frames carry more, so that
-    /// there are enough frames to be struck.
+    /// The bytes that each side sends on a connection. Links with large frames carry more bytes, so
+    /// that there are enough frames to impair.
     pub(crate) fn bytes(&self) -> u64 {
         let frame = if self.link.offloads {
             60_000
@@ -132,8 +133,8 @@ impl Cell {
         }
     }
 
-    /// How many connections there are. A SYN that is lost costs a second of waiting, as RFC 6298
-    /// wants it: where frames vanish, fewer connections take as long.
+    /// The number of connections. A lost SYN costs a wait of one second (RFC 6298): where frames
+    /// are lost, fewer connections take equally long.
     pub(crate) fn connections(&self) -> usize {
         match (self.pattern, self.impairment) {
             (Pattern::Short, Impairment::Loss { .. } | Impairment::Corruption { .. }) => 100,
@@ -155,7 +156,7 @@ impl Cell {
         self.address(1)
     }
 
-    /// One of the link's network.
+    /// An address of the link's network.
     pub(crate) fn address(&self, host: u8) -> IpAddr {
         match self.family {
             Family::V4 => [10, 9, 0, host].into(),
@@ -163,7 +164,7 @@ impl Cell {
         }
     }
 
-    /// Each value as its place in its dimension.
+    /// The index of each value in its dimension.
     fn places(&self) -> [usize; 5] {
         fn place<T: PartialEq>(values: &[T], value: &T) -> usize {
             let place = values.iter().position(|one| one == value);
@@ -178,7 +179,7 @@ impl Cell {
         ]
     }
 
-    /// The pairs of values of two dimensions that meet here.
+    /// The pairs of values of two dimensions that this cell covers.
     fn pairs(&self) -> impl Iterator<Item = (usize, usize, usize, usize)> {
         let places = self.places();
         (0..places.len()).flat_map(move |a| (0..a).map(move |b| (a, places[a], b, places[b])))
@@ -245,8 +246,8 @@ pub(crate) fn all() -> Vec<Cell> {
     cells
 }
 
-/// Cells in which every pair of values meets that meets anywhere: always the one with the most that
-/// are missing.
+/// Cells that cover every possible pair of values: each step takes the cell with the most missing
+/// pairs.
 pub(crate) fn pairwise() -> Vec<Cell> {
     let all = all();
     let mut missing: BTreeSet<_> = all.iter().flat_map(Cell::pairs).collect();
@@ -270,7 +271,7 @@ fn the_selection_is_small_and_every_name_is_its_own() {
     let names: BTreeSet<String> = all().iter().map(Cell::to_string).collect();
     assert_eq!(names.len(), 792);
     assert_eq!(all().len(), 792);
-    // Two dimensions have six values: no fewer than 36 will do.
+    // Two dimensions have six values, so at least 36 cells are needed.
     assert!(
         (36..=48).contains(&pairwise().len()),
         "{}",

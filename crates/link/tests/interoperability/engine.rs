@@ -16,20 +16,20 @@ use crate::stream::Stream;
 
 /// The engine's hardware address.
 pub(crate) const HARDWARE: [u8; 6] = [2, 0, 0, 0, 9, 2];
-/// Where the engine's program listens.
+/// The port on which the engine's program listens.
 pub(crate) const SERVICE: u16 = 7;
 /// More bytes than the engine allows a remote to send ahead.
 const RING_BYTES: u64 = 16 << 20;
 /// Connections that are described when a meeting fails.
 const DESCRIBED_MAX: usize = 4;
 
-/// The program's memory: what arrived and was not looked at yet, and what it sends.
+/// The program's memory: bytes that arrived and are not checked yet, and bytes to send.
 #[derive(Default)]
 struct Rings(BTreeMap<ConnectionId, Ring>);
 
 #[derive(Default)]
 struct Ring {
-    /// How far what arrived was looked at.
+    /// The position up to which the arrived bytes are checked.
     checked: u64,
     arrived: Vec<u8>,
     outgoing: Option<Stream>,
@@ -57,7 +57,7 @@ impl Memory for Rings {
 }
 
 impl Ring {
-    /// Compares what the engine says has arrived up to `received`.
+    /// Checks the bytes that arrived up to `received`.
     fn check(&mut self, received: u64, incoming: Stream) -> Result<(), String> {
         let count = (received - self.checked) as usize;
         let fresh = self
@@ -79,11 +79,12 @@ pub(crate) struct Program {
     pub(crate) engine: Engine,
     rings: Rings,
     listener: ListenerId,
-    /// Where the program connects, if it is that which does.
+    /// The address to connect to, if this program connects.
     remote: Option<SocketAddr>,
     to_open: usize,
     ended: usize,
-    /// Nothing is taken for now; how far what is not could be.
+    /// True while the program takes nothing; `untaken` holds the positions up to which it could
+    /// take.
     is_resting: bool,
     untaken: BTreeMap<ConnectionId, u64>,
     options: Options,
@@ -150,11 +151,11 @@ impl Program {
         self.ended == self.cell.connections()
     }
 
-    /// A program that rested takes everything at once.
+    /// A program that rested takes all bytes at once.
     pub(crate) fn wake(&mut self) {
         self.is_resting = false;
         for (id, received) in std::mem::take(&mut self.untaken) {
-            // A connection that has ended since has nothing to take.
+            // A connection that has ended since has no bytes to take.
             let _ = self.engine.take(id, received);
         }
     }
@@ -196,7 +197,7 @@ impl Program {
         self.engine.poll_frame(now, &mut self.rings, frame)
     }
 
-    /// The program does what news there is asks for.
+    /// Handles the engine's events, as the program does.
     pub(crate) fn handle_events(&mut self, now: Instant) -> Result<(), String> {
         while let Some(event) = self.engine.poll_event() {
             match event {
@@ -215,7 +216,7 @@ impl Program {
         Ok(())
     }
 
-    /// The streams of a connection: out and in.
+    /// The streams of a connection: outgoing and incoming.
     fn streams(&self, id: ConnectionId) -> Result<(Stream, Stream), String> {
         let info = self
             .engine
@@ -227,7 +228,8 @@ impl Program {
         Ok((stream(is_client), stream(!is_client)))
     }
 
-    /// The program's next step on a connection that made progress: a program that connected sends
+    /// The program's next step on a connection that made progress. A program that connected sends
+    /// first.
     /// first.
     fn progress(
         &mut self,
@@ -253,7 +255,7 @@ impl Program {
             Pattern::Requests if is_client => (received + REQUEST_BYTES).min(all),
             Pattern::HalfClose if !is_client => u64::from(remote_finished) * all,
             _ if is_client => all,
-            // As much as arrived.
+            // As many bytes as arrived.
             _ => received,
         };
         self.engine

@@ -15,10 +15,11 @@ use crate::cell::{Cell, Pattern, REQUEST_BYTES, Role};
 use crate::engine::SERVICE;
 use crate::stream::Stream;
 
-/// Longer than any wait for a timer that a connection survives in these links.
+/// Longer than any wait for a timer that a connection survives on these links.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
 const PIECE_BYTES: usize = 64 * 1024;
-/// For a program that rests: twice as much by the kernel's counting, and no more later (socket(7)).
+/// For a program that rests. The kernel counts twice as much, and does not enlarge the buffer later
+/// (socket(7)).
 const RESTING_BUFFER_BYTES: usize = 128 * 1024;
 const NAP: Duration = Duration::from_millis(5);
 
@@ -26,7 +27,7 @@ const NAP: Duration = Duration::from_millis(5);
 pub(crate) struct Program {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// Where it listens, if it does.
+    /// The address on which the program listens, if it listens.
     pub(crate) address: Option<SocketAddr>,
 }
 
@@ -39,16 +40,16 @@ struct Shared {
     sent: AtomicU64,
     received: AtomicU64,
     may_read: AtomicBool,
-    /// Why a worker gave up.
+    /// The error with which a worker gave up.
     failure: Mutex<Option<io::Error>>,
-    /// Of whoever attacks.
+    /// The pace of the attacker, if there is one.
     pace: Option<Arc<Pace>>,
-    /// Its first bytes go with the SYN.
+    /// The client's first bytes go with the SYN.
     has_fast_open: bool,
 }
 
 impl Program {
-    /// Begins, in the network of the calling thread.
+    /// Starts the program, in the network of the calling thread.
     pub(crate) fn start(
         cell: Cell,
         pace: Option<Arc<Pace>>,
@@ -90,7 +91,7 @@ impl Program {
         })
     }
 
-    /// A program that rested reads.
+    /// Lets a program that rested read.
     pub(crate) fn wake(&self) {
         self.shared.may_read.store(true, Ordering::Release);
     }
@@ -99,7 +100,7 @@ impl Program {
         self.workers.iter().all(JoinHandle::is_finished)
     }
 
-    /// Whether something went wrong so far.
+    /// Returns an error if something went wrong so far.
     pub(crate) fn check(&self) -> Result<(), String> {
         let failure = self.shared.failure.lock().expect("nobody panics with it");
         match &*failure {
@@ -295,8 +296,8 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// A process that was stopped and goes on finds its calls interrupted where they have a time limit
-/// (signal(7)).
+/// Repeats a call that was interrupted. A call with a time limit is interrupted when its process is
+/// stopped and continued (signal(7)).
 fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     loop {
         match call() {
@@ -306,8 +307,8 @@ fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usiz
     }
 }
 
-/// Keeps the kernel from buffering all there is for a program that rests. Connections inherit it
-/// from their listener.
+/// Keeps the kernel from buffering all the bytes for a program that rests. Connections inherit the
+/// limit from their listener.
 fn limit_buffer(cell: Cell, socket: &impl AsFd) -> io::Result<()> {
     if cell.pattern != Pattern::KernelRests {
         return Ok(());

@@ -1,4 +1,5 @@
-//! The impaired link between the two: a direction that loses, delays, repeats or damages frames.
+//! The impaired link between engine and kernel: a direction loses, delays, repeats or damages
+//! frames.
 
 use std::time::{Duration, Instant};
 
@@ -8,15 +9,15 @@ use toehold_tcp::{ChecksumSum, Random};
 use crate::cell::Impairment;
 
 const ETHERNET_BYTES: usize = 14;
-/// A frame that is kept back is overtaken by a few, or by none when nothing else is on its way.
+/// A frame that is kept back is overtaken by a few frames, or by none when no other frame is sent.
 const HELD_FRAMES_MAX: u64 = 4;
 const HELD_TIME_MAX: Duration = Duration::from_millis(10);
 const NEEDS_CHECKSUM: u8 = 1;
-/// Of ARP and neighbour discovery one frame is struck in each direction: where three attempts to
-/// find a neighbour fail, either stack gives up (RFC 4861 section 7.2.2), and there is no
-/// connection to look at.
+/// At most one frame of ARP or neighbour discovery is impaired in each direction. Either stack
+/// gives up after three failed attempts to find a neighbour (RFC 4861 section 7.2.2), and then
+/// there is no connection to test.
 const STRANGERS_STRUCK_MAX: u64 = 1;
-/// By then the first frame is struck: the shortest meetings have some more.
+/// The first impaired frame is at most this one: the shortest meetings have some more frames.
 const FIRST_MAX: u64 = 12;
 
 /// The fate of a frame.
@@ -29,19 +30,19 @@ pub(crate) enum Fate {
     Damaged,
 }
 
-/// One direction.
+/// One direction of the link.
 pub(crate) struct Way {
     impairment: Impairment,
     random: Random,
-    /// Frames that could have been struck so far, and the one that will be struck first, so that
-    /// one is.
+    /// The number of frames that could have been impaired so far, and the number of the frame that
+    /// is impaired first, so that at least one is.
     seen: u64,
     first: u64,
     held: Vec<Held>,
     pub(crate) struck: u64,
-    /// Of those, frames without TCP.
+    /// Frames without TCP among the impaired ones.
     strangers_struck: u64,
-    /// Packets of which one is marked.
+    /// One of this many packets is marked; `None` marks none.
     marks_every: Option<u64>,
 }
 
@@ -74,7 +75,7 @@ impl Way {
         }
     }
 
-    /// Delivers what arrives when this frame is sent, and says what became of it.
+    /// Sends this frame: delivers the frames that arrive now, and returns the fate of the frame.
     pub(crate) fn pass(
         &mut self,
         now: Instant,
@@ -103,7 +104,8 @@ impl Way {
                 });
                 return Fate::Held;
             }
-            // Frames without IP have no checksum but Ethernet's own, which would catch all of this.
+            // Frames without IP have no checksum but Ethernet's own, which would detect all such
+            // damage.
             Impairment::Corruption { every } if is_ip(frame) && self.strikes(every, frame) => {
                 complete(header, frame);
                 let at = self
@@ -125,7 +127,7 @@ impl Way {
         fate
     }
 
-    /// Delivers what was kept back for long enough.
+    /// Delivers the frames that were kept back for long enough.
     pub(crate) fn release(&mut self, now: Instant, deliver: &mut dyn FnMut(VnetHeader, &[u8])) {
         let is_due = |held: &Held| held.overtakers == 0 || held.until <= now;
         while let Some(at) = self.held.iter().position(is_due) {
@@ -156,9 +158,9 @@ fn is_ip(frame: &[u8]) -> bool {
     matches!(frame.get(12..14), Some([0x08, 0x00] | [0x86, 0xdd])) && frame.len() > ETHERNET_BYTES
 }
 
-/// Says of a packet that a queue on its way is long, if its sender understands that (RFC 3168).
+/// Marks a packet as if a queue on its path were long, if its sender supports ECN (RFC 3168).
 fn mark(frame: &mut [u8]) {
-    // The two bits stand across the first bytes of an IPv6 header.
+    // The two bits lie across the first bytes of an IPv6 header.
     let (at, shift) = match frame.get(12..14) {
         Some([0x08, 0x00]) => (15, 0),
         Some([0x86, 0xdd]) => (15, 4),
@@ -179,7 +181,7 @@ fn mark(frame: &mut [u8]) {
     }
 }
 
-/// Completes a checksum that was left to the link: what is damaged later shall be noticed.
+/// Completes a checksum that was offloaded to the link, so that the receiver notices later damage.
 fn complete(header: VnetHeader, frame: &mut [u8]) {
     let bytes = header.to_bytes();
     if bytes[0] & NEEDS_CHECKSUM == 0 {
@@ -191,7 +193,7 @@ fn complete(header: VnetHeader, frame: &mut [u8]) {
     frame[at..at + 2].copy_from_slice(&checksum);
 }
 
-/// Whether a side's window was seen closed for a while.
+/// Observes whether a side's window stays closed for a while.
 #[derive(Default)]
 pub(crate) struct Closure {
     first: Option<Instant>,
@@ -199,7 +201,7 @@ pub(crate) struct Closure {
     pub(crate) segments: u64,
 }
 
-/// Closed windows that follow each other by less can be one burst's.
+/// Closed windows that follow each other faster than this can belong to one burst.
 const PROBE_TIME_MIN: Duration = Duration::from_millis(150);
 
 impl Closure {
@@ -211,7 +213,8 @@ impl Closure {
         }
     }
 
-    /// A closed window was answered to a probe, a timeout after it closed.
+    /// True when a closed window was announced again in answer to a probe, one timeout after it
+    /// closed.
     pub(crate) fn was_probed(&self) -> bool {
         match (self.first, self.last) {
             (Some(first), Some(last)) => last - first >= PROBE_TIME_MIN,
@@ -220,7 +223,7 @@ impl Closure {
     }
 }
 
-/// The window field of a segment that acknowledges, and neither opens nor resets.
+/// The window field of a segment that acknowledges and is neither a SYN nor a reset.
 fn window(frame: &[u8]) -> Option<u16> {
     let header = tcp_header(frame)?;
     let is_plain = header[13] & 0b0001_0110 == 0b0001_0000;

@@ -2,13 +2,13 @@
 //! compared.
 //!
 //! The product of roles, families, links, impairments and patterns of use ([`cell`]) has hundreds
-//! of cells. A test run takes a selection in which every pair of values of two dimensions meets at
-//! least once; all of them are run by `cargo xtask interoperability` (`make interoperability`).
-//! Each cell has a network namespace and a TAP device of its own; most of what they do is to wait
-//! for timers, so many run at once.
+//! of cells. A test run takes a selection that covers every pair of values of two dimensions at
+//! least once; `cargo xtask interoperability` (`make interoperability`) runs all cells. Each cell
+//! has a network namespace and a TAP device of its own. Cells mostly wait for timers, so many of
+//! them run at once.
 //!
-//! `TOEHOLD_MATRIX_CELLS` takes only cells whose names contain it, `TOEHOLD_MATRIX_SEED` changes
-//! what the links do, and `TOEHOLD_MATRIX_JOBS` says how many cells run at once.
+//! `TOEHOLD_MATRIX_CELLS` selects the cells whose names contain its value, `TOEHOLD_MATRIX_SEED`
+//! changes the behaviour of the links, and `TOEHOLD_MATRIX_JOBS` sets how many cells run at once.
 
 mod attack;
 mod cell;
@@ -32,7 +32,7 @@ use manners::Manners;
 use meeting::{can_meet, meet};
 use report::{Report, Tally};
 
-/// Cells at once: enough that a core always finds one which does not wait.
+/// Cells at once: enough that there is always a cell that does not wait.
 const JOBS: usize = 48;
 
 /// Every pair of values of two dimensions, in as few cells as a greedy choice needs.
@@ -61,16 +61,16 @@ fn every_cell_under_drawn_settings() {
     run(&cell::all(), Manners::drawn);
 }
 
-/// In the name of the kernel's program, before each of its requests: whatever RFC 5961 defends
-/// against, port scanners' probes, and headers that are none. The conversation goes on, byte by
-/// byte.
+/// The attacker sends segments in the name of the kernel's program before each of its requests: the
+/// attacks of RFC 5961, port scanners' probes, and invalid headers. The conversation goes on, byte
+/// by byte.
 #[test]
 fn forged_and_odd_segments_disturb_nobody() {
     attack(Attack::Salvos, "mtu1500/intact/requests");
 }
 
-/// With no room for another half-open connection, and more SYNs coming all the time, thousands of
-/// connections come and go.
+/// The engine has no room for another half-open connection, and more SYNs come all the time. Still
+/// thousands of connections are opened and closed.
 #[test]
 fn a_flood_of_syns_keeps_nobody_out() {
     attack(Attack::Flood, "server/ipv4/mtu1500/intact/short");

@@ -1,5 +1,5 @@
-//! Settings of both ends, and marks of the link. Those of a meeting are the usual ones or drawn, so
-//! that over many seeds all of them meet.
+//! Settings of both ends, and marks of the link. A meeting has the usual settings or drawn ones.
+//! Over many seeds all combinations occur.
 
 use std::fs;
 
@@ -7,8 +7,8 @@ use toehold_tcp::{Config, CongestionControl, EcnMode, Options, Random};
 
 use crate::cell::{Cell, Impairment};
 
-/// Settings of the kernel that change what it sends or takes, each with values beside the usual
-/// one. `ip-sysctl.rst` describes them.
+/// Settings of the kernel that change how it sends or receives, each with values other than the
+/// usual one. `ip-sysctl.rst` describes them.
 const SYSCTLS: [(&str, &[&str]); 20] = [
     ("tcp_timestamps", &["0", "2"]),
     ("tcp_sack", &["0"]),
@@ -32,28 +32,28 @@ const SYSCTLS: [(&str, &[&str]); 20] = [
     ("tcp_reordering", &["1", "30"]),
 ];
 
-/// How the ends of a meeting are set.
+/// The settings of the two ends of a meeting.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Manners {
-    /// Settings are drawn with it; `None`: the usual ones.
+    /// The seed with which settings are drawn; `None` means the usual settings.
     seed: Option<u64>,
     /// The cell's transfers are long.
     has_large_frames: bool,
-    /// Frames are lost. Without SACK a segment that is lost twice waits for the sender's timeout,
-    /// and without timestamps a timeout that was doubled stays so: it grows to minutes, with the
-    /// kernel as with the engine.
+    /// Frames are lost. Without SACK, a segment that is lost twice waits for the sender's timeout.
+    /// Without timestamps, a doubled timeout stays doubled: timeouts grow to minutes, both in the
+    /// kernel and in the engine.
     is_lossy: bool,
 }
 
 impl Manners {
-    /// As every host has them.
+    /// The settings that every host has.
     pub(crate) const USUAL: Manners = Manners {
         seed: None,
         has_large_frames: false,
         is_lossy: false,
     };
 
-    /// Those of a cell, drawn with this seed.
+    /// The settings of a cell, drawn with this seed.
     pub(crate) fn drawn(cell: &Cell, seed: u64) -> Manners {
         let name = cell.to_string();
         let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
@@ -67,24 +67,25 @@ impl Manners {
         }
     }
 
-    /// Sets the kernel of this thread's network namespace; what was set. A kernel that does not
-    /// have a setting, or not for a namespace, keeps what it has.
+    /// Sets the kernel of this thread's network namespace; returns the settings made. A setting
+    /// that the kernel does not have, or not for a namespace, stays unchanged.
     pub(crate) fn set_kernel(self, cell: Cell) -> String {
         let mut said = String::new();
         let Some(seed) = self.seed else { return said };
         if self.has_fast_open() {
-            // Of both sides, and without a word of the program that listens (`ip-sysctl.rst`).
+            // The value enables both sides, even for a listener that does not ask for it
+            // (`ip-sysctl.rst`).
             let written = fs::write("/proc/sys/net/ipv4/tcp_fastopen", "0x403");
             said += &format!("tcp_fastopen=0x403 ({written:?}) ");
         }
         let mut random = Random::new(seed ^ 1);
         for (name, values) in SYSCTLS {
             let value = values[random.below(values.len() as u64) as usize];
-            // Each shows alone at times, and with others at times.
+            // Each setting sometimes differs alone, and sometimes together with others.
             let is_drawn = random.below(6) == 0;
-            // Such a kernel takes no acknowledgement whose number is beyond its window of now, even
-            // where its window of before had room for it (RFC 7323 section 2.4): after a loss both
-            // ends wait for their timeouts, which grow to minutes.
+            // Such a kernel rejects an acknowledgement whose number is beyond its current window,
+            // even if its earlier window had room for that number (RFC 7323 section 2.4). So after
+            // a loss both ends wait for their timeouts, which grow to minutes.
             let is_fit = match name {
                 "tcp_shrink_window" => cell.impairment == Impairment::None,
                 "tcp_sack" => !self.is_lossy,
@@ -99,14 +100,14 @@ impl Manners {
         said
     }
 
-    /// Whether the program that connects sends its first bytes with the SYN (RFC 7413), and the one
-    /// that listens takes them.
+    /// Whether the connecting program sends its first bytes with the SYN (RFC 7413), and the
+    /// listening program accepts them.
     pub(crate) fn has_fast_open(self) -> bool {
         let is_drawn = |seed| Random::new(seed ^ 5).below(2) == 0;
         self.seed.is_some_and(is_drawn)
     }
 
-    /// Sets an engine that is about to be made.
+    /// Sets the configuration of an engine that is about to be made.
     pub(crate) fn set_engine(self, config: &mut Config) {
         let Some(seed) = self.seed else { return };
         let mut random = Random::new(seed ^ 2);
@@ -135,7 +136,7 @@ impl Manners {
         options.ecn = [EcnMode::Off, EcnMode::Classic, EcnMode::Accurate][of(3)];
         options.pacing = of(2) == 0;
         options.nodelay = of(2) == 0;
-        // In windows or segments that are small, a transfer of many large frames takes minutes.
+        // With small windows or segments, a transfer of many large frames takes minutes.
         let small = if self.has_large_frames {
             128 << 10
         } else {
@@ -150,7 +151,7 @@ impl Manners {
         options
     }
 
-    /// One of how many packets that may be marked is, as by a router that is congested (RFC 3168).
+    /// One of this many ECN-capable packets is marked, as by a congested router (RFC 3168).
     pub(crate) fn marks_every(self) -> Option<u64> {
         let mut random = Random::new(self.seed? ^ 4);
         [None, Some(3), Some(20)][random.below(3) as usize]

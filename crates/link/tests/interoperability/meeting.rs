@@ -21,20 +21,20 @@ use crate::manners::Manners;
 use crate::record::Record;
 use crate::report::Tally;
 
-/// How often somebody looks whether the kernel's program is done.
+/// The interval between checks whether the kernel's program is done.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 const LOOK_EVERY_HOLDING: Duration = Duration::from_millis(2);
-/// The longest that a turn counts.
+/// A longer turn counts as this long.
 const TURN_TIME_MAX: Duration = Duration::from_millis(500);
-/// How often it is looked for.
+/// The number of checks for the kernel's address.
 const ADDRESS_LOOKS_MAX: u32 = 10_000;
-/// The shortest that somebody must have stopped us.
+/// The shortest pause that counts as a stop of this process.
 const STOP_TIME_MIN: Duration = Duration::from_secs(2);
 const ATTEMPTS_MAX: u32 = 4;
 /// Frames taken in a row before the engine may answer.
 const FRAMES_IN_A_ROW: usize = 64;
 
-/// Whether this process may make what a meeting takes.
+/// Whether this process may create the namespace and the device of a meeting.
 pub(crate) fn can_meet() -> Result<(), String> {
     let [cell, ..] = crate::cell::all()[..] else {
         return Ok(());
@@ -42,8 +42,8 @@ pub(crate) fn can_meet() -> Result<(), String> {
     Namespace::new()?.within(|| configured(cell, Manners::USUAL).map(drop))
 }
 
-/// Lets engine and kernel meet. Where this process was stopped meanwhile, only the kernel's timers
-/// went on: then they meet anew.
+/// Lets engine and kernel meet. If this process was stopped meanwhile, only the kernel's timers
+/// went on: then the meeting is repeated.
 pub(crate) fn meet(
     cell: Cell,
     seed: u64,
@@ -74,7 +74,7 @@ impl From<String> for Failure {
     }
 }
 
-/// In a network namespace, and so on a thread, of its own.
+/// One meeting in a network namespace of its own, and therefore on a thread of its own.
 fn meet_once(
     cell: Cell,
     seed: u64,
@@ -120,7 +120,7 @@ fn message(panic: &dyn std::any::Any) -> String {
         .unwrap_or_default()
 }
 
-/// A configured TAP device in this thread's network namespace, and how its kernel is set.
+/// A configured TAP device in this thread's network namespace, and the settings of its kernel.
 fn configured(cell: Cell, manners: Manners) -> Result<(Tap, String), String> {
     let set = manners.set_kernel(cell);
     let options = TapOptions {
@@ -153,8 +153,8 @@ fn configured(cell: Cell, manners: Manners) -> Result<(Tap, String), String> {
     Ok((tap, set))
 }
 
-/// Until the kernel receives what is sent to its address: it adds the route of an IPv6 address
-/// later, and may well miss what the engine asks first.
+/// Waits until the kernel receives packets for its address. The kernel adds the route of an IPv6
+/// address later, and may miss the engine's first question before that.
 fn await_address(cell: Cell) -> Result<(), String> {
     let IpAddr::V6(address) = cell.kernel_address() else {
         return Ok(());
@@ -190,7 +190,7 @@ struct Meeting {
     engines: Closure,
     frames: u64,
     record: Record,
-    /// A turn took longer than any turn does.
+    /// True when a turn took longer than any turn can take by itself.
     was_stopped: bool,
     /// When this turn began.
     turn: Clock,
@@ -203,7 +203,7 @@ impl Meeting {
         (tap, kernel): (Tap, kernel::Program),
         (attack, manners): (Option<Attack>, Manners),
     ) -> Self {
-        // Each cell has troubles of its own.
+        // Each cell has its own sequence of impairments.
         let name = cell.to_string();
         let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         let seed = name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, mix);
@@ -239,13 +239,13 @@ impl Meeting {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// Until the connections are over at both ends: the kernel's program may be done while its last
-    /// bytes are on their way.
+    /// Runs until the connections are over at both ends: the kernel's program may be done while its
+    /// last bytes are in flight.
     fn run(&mut self) -> Result<(), String> {
         let mut waited = Duration::ZERO;
         self.engine.start(self.now())?;
         while !(self.engine.is_over() && self.kernel.is_over()) {
-            // A process that is stopped for a while has not waited.
+            // A pause of this process does not count as waiting time.
             waited += self.turn.elapsed().min(TURN_TIME_MAX);
             self.note_stop();
             self.turn = Clock::now();
@@ -266,7 +266,7 @@ impl Meeting {
         Ok(())
     }
 
-    /// Takes frames from the kernel; whether there were any.
+    /// Takes frames from the kernel; returns whether there were any.
     fn receive(&mut self) -> Result<bool, String> {
         let now = self.now();
         let (engine, offloads) = (&mut self.engine, self.cell.link.offloads);
@@ -295,12 +295,12 @@ impl Meeting {
         Ok(true)
     }
 
-    /// Gives the kernel what the engine sends.
+    /// Hands the engine's frames to the kernel.
     fn send(&mut self) -> Result<(), String> {
         let mut error = None;
         let tap = &self.tap;
         let deliver = &mut |header: VnetHeader, frame: &[u8]| {
-            // A device that takes none at the moment has lost a frame more.
+            // A device that accepts no frame at the moment has lost this frame, too.
             error = tap.send(header, &[frame]).err().or(error.take());
         };
         loop {
@@ -331,7 +331,7 @@ impl Meeting {
         }
     }
 
-    /// Until a frame comes, a timer is due, or it is time to look at the programs.
+    /// Sleeps until a frame comes, a timer is due, or it is time to check the programs.
     fn sleep(&self) {
         let holds_any = self.inward.holds_any() || self.outward.holds_any();
         let most = if holds_any {
@@ -347,7 +347,7 @@ impl Meeting {
             tv_sec: 0,
             tv_nsec: micros.subsec_nanos().into(),
         };
-        // A wait that a signal ends is a short one.
+        // A signal may end this wait early, which does no harm.
         let _ = poll(&mut entry, Some(&wait));
     }
 
@@ -370,7 +370,8 @@ impl Meeting {
         }
     }
 
-    /// The link did what its cell says, and nothing else was wrong with the frames.
+    /// Checks that the link impaired frames as its cell says, and that no frame was wrong
+    /// otherwise.
     fn check(&self, tally: &Tally) -> Result<(), String> {
         let is_intact = self.cell.impairment == Impairment::None;
         let is_damaging = matches!(self.cell.impairment, Impairment::Corruption { .. });
@@ -387,7 +388,8 @@ impl Meeting {
         Ok(())
     }
 
-    /// It was one, and was met as RFC 5961 and RFC 4987 want it.
+    /// Checks that the attack took place, and that the engine defended itself as RFC 5961 and RFC
+    /// 4987 require.
     fn check_attack(&self, attack: Attack, tally: &Tally) -> Result<(), String> {
         let is_met = match attack {
             Attack::Salvos => tally.challenges > 0 && tally.malformed > 0,

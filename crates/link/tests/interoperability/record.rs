@@ -1,4 +1,4 @@
-//! The last frames of a meeting, for when it fails.
+//! The last frames of a meeting, kept for the case that the meeting fails.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -43,7 +43,7 @@ impl Record {
         });
     }
 
-    /// Writes a capture, and says where.
+    /// Writes a capture, and returns its path.
     pub(crate) fn keep(&self, cell: &Cell) -> io::Result<PathBuf> {
         let name = cell.to_string().replace('/', "-");
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.pcapng"));

@@ -13,15 +13,15 @@ pub(crate) struct Tally {
     pub(crate) connections: u64,
     /// Payload, both ways, as the programs see it.
     pub(crate) bytes: u64,
-    /// Frames, both ways, and those that the link struck.
+    /// Frames in both directions, and the frames that the link impaired.
     pub(crate) frames: u64,
     pub(crate) struck: u64,
     pub(crate) retransmissions: u64,
     /// Frames that the engine found damaged.
     pub(crate) malformed: u64,
-    /// Frames that somebody else sent.
+    /// Frames that the attacker sent.
     pub(crate) hostile: u64,
-    /// Challenges to them, and cookies that came back.
+    /// Challenge ACKs to the attacker, and cookies that came back.
     pub(crate) challenges: u64,
     pub(crate) cookies: u64,
     /// Segments with a closed window.

@@ -5,9 +5,9 @@ use std::sync::LazyLock;
 
 use toehold_tcp::Random;
 
-/// A prime, so that no segment size divides it: bytes that slip by whole segments are noticed.
+/// A prime, so that no segment size divides it: a shift by whole segments is noticed.
 const PERIOD: usize = 65_537;
-/// The most that is looked at in one piece.
+/// The most bytes that are checked in one piece.
 const PIECE: usize = 16_384;
 
 static TABLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
@@ -23,7 +23,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// The stream that the client with this port sends, or is sent.
+    /// The stream that the client with this port sends, or receives.
     pub(crate) fn new(client_port: u16, by_client: bool) -> Self {
         let start = usize::from(client_port) * 7_919 + usize::from(by_client) * 31_337;
         Self {
@@ -47,7 +47,8 @@ impl Stream {
         }
     }
 
-    /// Whether `bytes` are those from `offset` on; if not, which is the first that is not.
+    /// Checks that `bytes` are those of the stream from `offset` on. The error is the position of
+    /// the first wrong byte.
     pub(crate) fn check(self, mut offset: u64, mut bytes: &[u8]) -> Result<(), u64> {
         while !bytes.is_empty() {
             let piece = self.piece(offset, bytes.len());

@@ -1,5 +1,5 @@
-//! AF_XDP sockets on one end of a veth, in namespaces of the tests' own. At the other end is a
-//! packet socket, or a kernel.
+//! AF_XDP sockets on one end of a veth, in namespaces of the tests' own. The other end has a packet
+//! socket, or a kernel.
 
 mod errors;
 mod network;
@@ -42,7 +42,7 @@ fn frame(to: [u8; 4], number: u32, length: usize) -> Vec<u8> {
     frame.extend((length as u16 - 14).to_be_bytes());
     frame.extend([0, 0, 0, 0, 64, 253, 0, 0, 10, 84, 0, 1]);
     frame.extend(to);
-    // A bridge's netfilter looks at it.
+    // A bridge's netfilter checks this sum.
     let sum = checksum(&[&frame[14..]]);
     frame[24..26].copy_from_slice(&sum);
     frame.extend(number.to_be_bytes());
@@ -57,7 +57,7 @@ fn length_of(number: u32) -> usize {
     60 + (number as usize * 37) % (1514 - 60 + 1)
 }
 
-/// Takes the next frame, which comes.
+/// Waits for the next frame and takes it.
 fn next(socket: &mut XdpSocket) -> (VnetHeader, Vec<u8>) {
     let mut taken = None;
     let came = wait_until(|| {
@@ -71,7 +71,7 @@ fn next(socket: &mut XdpSocket) -> (VnetHeader, Vec<u8>) {
     taken.expect("one came")
 }
 
-/// Sends a frame, whenever there is room.
+/// Sends a frame as soon as there is room.
 fn send(socket: &mut XdpSocket, frame: &[u8]) {
     let put = wait_until(|| match socket.room() {
         Some(room) => {
@@ -94,7 +94,7 @@ fn exchange_frames(network: &Network, socket: &mut XdpSocket) {
         assert!(!header.receive_offload().checksum_verified);
     }
     let is_numbered = |frame: &[u8]| frame.len() > 34 && frame[23] == 253;
-    // More than there is memory for, many at once.
+    // More frames than the memory holds, many at once.
     for burst in (0..5_000).collect::<Vec<u32>>().chunks(500) {
         for &number in burst {
             send(socket, &frame([10, 84, 0, 1], number, length_of(number)));
@@ -168,7 +168,7 @@ fn frames_of_a_jumbo_mtu_pass() {
             let got = wire.receive(|frame| frame.len() == length);
             assert!(got.expect("a frame") == sent, "frame {number} of {length}");
         }
-        // Long ones and short ones that wait together.
+        // Long and short frames that wait together.
         let sent: Vec<Vec<u8>> = (0..30)
             .map(|number| frame(OURS_V4, number, 60 + number as usize * 499 % (mtu - 46)))
             .collect();
@@ -183,7 +183,7 @@ fn frames_of_a_jumbo_mtu_pass() {
             taken.len() == sent.len()
         });
         assert!(came && taken == sent, "{} of {}", taken.len(), sent.len());
-        // Long ones are handed over with their batch.
+        // Long frames are handed over together with their batch.
         let sent: Vec<Vec<u8>> = (0..6)
             .map(|number| frame(OURS_V4, number, frame_bytes_max))
             .collect();
@@ -211,7 +211,8 @@ fn addresses_come_and_go() {
             .steering()
             .set_addresses(&addresses)
             .expect("addresses");
-        // The last is always taken: what came before it had its chance.
+        // The last frame is always accepted: when it arrives, the frames before it have arrived or
+        // are lost.
         for to in [both[0], both[1], set[0]] {
             number += 1;
             wire.send(&frame(to, number, 100));
@@ -228,7 +229,8 @@ fn addresses_come_and_go() {
     }
 }
 
-/// Kernel to kernel on the engine's interface, both ways to connect, with both IP versions.
+/// From kernel to kernel on the engine's interface, with connections in both directions and both IP
+/// versions.
 #[test]
 fn what_is_the_kernels_stays_with_the_kernel() {
     let Some(network) = Network::new() else {
@@ -339,7 +341,7 @@ fn each_queue_has_a_socket_of_its_own() {
     assert!(all_came && numbers.iter().copied().eq(0..32), "{numbers:?}");
 }
 
-/// The kernel takes such frames no more, and says that all is well.
+/// The kernel accepts such frames no more, and reports no error.
 #[test]
 fn frames_of_a_queue_that_is_gone_wait_and_nobody_waits_for_them() {
     let Some(network) = Network::with_queues(2) else {
@@ -350,7 +352,7 @@ fn frames_of_a_queue_that_is_gone_wait_and_nobody_waits_for_them() {
     let Ok(output) = ethtool.args(["-L", "near0", "tx", "1"]).output() else {
         return println!("SKIPPED: ethtool is not installed");
     };
-    // The kernel refuses that while a socket has the queue.
+    // The kernel refuses this change while a socket has the queue.
     assert!(output.status.success(), "{output:?}");
     let open = || XdpSocket::open(Arc::new(steering), 1, SMALL).expect("a socket");
     let mut socket = network.near(open);
@@ -363,7 +365,7 @@ fn frames_of_a_queue_that_is_gone_wait_and_nobody_waits_for_them() {
     assert_eq!(taken, Ok(false), "it comes back, and nothing was sent");
 }
 
-/// The kernel at the other end computes no checksums, unless it is told to.
+/// The kernel at the other end computes no checksums by default.
 #[test]
 fn frames_whose_checksum_the_other_kernel_left_out_are_known() {
     let Some(network) = Network::new() else {
@@ -383,7 +385,7 @@ fn frames_whose_checksum_the_other_kernel_left_out_are_known() {
             let caller = scope.spawn(|| network.far(call));
             let (header, syn) = next(&mut socket);
             assert_eq!(syn[23], 6, "a TCP segment");
-            // A reset in answer, complete, so that the caller need not wait.
+            // The reset in answer is complete, so that the connecting program need not wait.
             send(&mut socket, &reset_to(&syn));
             assert!(socket.flush());
             let error = caller.join().expect("no panic").expect_err("refused");
@@ -400,7 +402,7 @@ fn frames_whose_checksum_the_other_kernel_left_out_are_known() {
     }
 }
 
-/// RFC 1071, by the definition.
+/// The checksum of RFC 1071, computed by the definition.
 fn checksum(parts: &[&[u8]]) -> [u8; 2] {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let words = words.map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
@@ -440,7 +442,7 @@ fn an_interface_that_was_down_goes_on() {
     network.near_ip("link set near0 up");
     let wire = network.far_wire();
     assert!(wait_until(|| socket.flush()));
-    // The far end learns that the wire is whole some time after the near one.
+    // The far end notices the restored link some time after the near end.
     let sent = frame(OURS_V4, 2, 100);
     assert!(wait_until(|| {
         wire.send(&sent);
@@ -448,8 +450,8 @@ fn an_interface_that_was_down_goes_on() {
     }));
 }
 
-/// The environment of the process that the next test starts and kills: it attaches where it is
-/// told, and waits.
+/// The environment of the process that the next test starts and kills. That process attaches to the
+/// named interface, and waits.
 const VICTIM_VARIABLE: &str = "TOEHOLD_XDP_VICTIM";
 
 #[test]
@@ -485,14 +487,14 @@ fn a_process_that_is_killed_leaves_nothing_behind() {
     assert!(wait_until(|| !network
         .near_link("near0")
         .contains("xdp id")));
-    // And the next one finds all as it was.
+    // The next socket finds the interface in its original state.
     drop(attach(&network, "near0"));
     assert!(wait_until(|| !network
         .near_link("near0")
         .contains("prog/xdp")));
 }
 
-/// Of a process that starts another one, the new one has all descriptors until its exec.
+/// A program that another process starts has all descriptors of that process until its exec.
 #[test]
 fn the_program_goes_with_its_steering_whoever_has_its_descriptor() {
     let Some(network) = Network::new() else {
@@ -505,7 +507,7 @@ fn the_program_goes_with_its_steering_whoever_has_its_descriptor() {
     assert!(!network.near_link("near0").contains("prog/xdp"));
 }
 
-/// Copies of all descriptors of this process by which programs are on interfaces.
+/// Copies of all descriptors of this process that attach programs to interfaces.
 fn copies_of_links() -> Vec<OwnedFd> {
     let all = std::fs::read_dir("/proc/self/fd").expect("proc is there");
     let is_link = |fd: &u32| {

@@ -1,4 +1,4 @@
-//! Two network namespaces with a veth between them, gone when dropped.
+//! Two network namespaces with a veth between them. Both end when they are dropped.
 //!
 //! ```text
 //!   near: AF_XDP on `near0` (kernel: 10.85.0.2, fd85::2) ══ `far0` (10.85.0.1, fd85::1) :far
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use toehold_network::Namespace;
 
-/// Long enough for whatever a busy machine does in between.
+/// Long enough for any delay of a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Network {
@@ -20,12 +20,12 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// `None`, said aloud, where this process may not make namespaces, or XDP programs.
+    /// `None`, with a message, where this process may not make namespaces or load XDP programs.
     pub(crate) fn new() -> Option<Self> {
         Self::with_queues(1)
     }
 
-    /// With so many queues at either end, each way.
+    /// Both ends have this many queues in each direction.
     pub(crate) fn with_queues(queues: u32) -> Option<Self> {
         let make = || Namespace::new().map_err(|error| println!("SKIPPED: {error}"));
         let network = Self {
@@ -46,12 +46,13 @@ impl Network {
         Some(network)
     }
 
-    /// Runs something in the near namespace, in a thread of its own; what it makes stays there.
+    /// Calls `run` in the near namespace, in a thread of its own; objects that `run` makes stay
+    /// there.
     pub(crate) fn near<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
         self.near.within(run)
     }
 
-    /// As [`Network::near`], in the far one.
+    /// As [`Network::near`], in the far namespace.
     pub(crate) fn far<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
         self.far.within(run)
     }
@@ -72,13 +73,13 @@ impl Network {
         shown.expect("ip shows an interface")
     }
 
-    /// Whoever is at the far end of the wire.
+    /// The far end of the wire.
     pub(crate) fn far_wire(&self) -> Wire {
         self.far(|| Wire::open("far0"))
     }
 }
 
-/// Waits until something is so.
+/// Waits until `is_so` returns true.
 pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     while began.elapsed() < TIMEOUT {
@@ -90,7 +91,7 @@ pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// Frames to and from an interface, as they are: a packet socket (packet(7)).
+/// Raw frames to and from an interface: a packet socket (packet(7)).
 pub(crate) struct Wire {
     socket: OwnedFd,
 }
@@ -135,7 +136,7 @@ impl Wire {
         assert_eq!(sent, len as isize, "{}", io::Error::last_os_error());
     }
 
-    /// The next frame that is `wanted`; `None` when none comes for long.
+    /// The next frame for which `wanted` is true; `None` when none comes for long.
     pub(crate) fn receive(&self, wanted: impl Fn(&[u8]) -> bool) -> Option<Vec<u8>> {
         let mut buffer = vec![0; 1 << 16];
         loop {
