@@ -1,4 +1,5 @@
-//! Replays the inputs that the fuzzers keep (`fuzz/`), so that an ordinary test run has them, too.
+//! Replays the inputs that the fuzzers keep (`fuzz/`), so that an ordinary test run covers them,
+//! too.
 
 #![cfg(not(loom))]
 

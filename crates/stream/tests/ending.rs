@@ -1,5 +1,5 @@
-//! Tests of leaving: the two ends' wishes about a channel, and whether a reset answers nothing but
-//! a doorbell.
+//! Tests of leaving: the two ends' wishes about a channel, and the check whether a reset answers
+//! nothing but a doorbell.
 
 #![cfg(not(loom))]
 
@@ -37,7 +37,7 @@ fn reset_after_a_clean_close_is_an_end_when_all_was_read() {
     read(&peer);
     peer.end().close(true);
     assert!(us.end().is_reset_by_doorbell(false));
-    // Our direction came down because the peer has closed, and nothing was sent since.
+    // Our direction came down because the peer has closed, and we have sent nothing since.
     us.go_down();
     assert!(us.end().is_reset_by_doorbell(false));
     us.try_send(&bytes_at(4, 1)).unwrap();
@@ -49,7 +49,7 @@ fn turn_that_the_peer_ends_leaves_the_carrier_open() {
     let [us, peer] = sent();
     read(&peer);
     assert!(!us.end().has_closed_carrier());
-    // The peer is about to store which turn it has ended.
+    // The peer is about to store the number of the turn that it has ended.
     let closed = &peer.end().ours().wake.closed;
     closed.store(CLOSED_ALL | CLOSED_CLEAN | CLOSED_TURN, Ordering::Release);
     assert!(!us.end().has_closed_carrier());
@@ -133,7 +133,7 @@ fn stronger_wish_of_the_two_ends_holds() {
         Refusal::None,
         "both have thought better of it"
     );
-    // Any other number of a hostile peer's is a wish to stay on the carrier.
+    // Any other number from a hostile peer counts as a wish to stay on the carrier.
     let refuse = &peer.end().ours().wake.refuse;
     for word in [REFUSE, EVICT + 1, u32::MAX] {
         refuse.store(word, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Carriers that serve one connection after another, against a naive model: a list of what each
-//! carrier is doing, and a queue. Then with the machine's atomics, and against a hostile peer.
+//! Carriers that serve one connection after another, against a naive model: a list of the state of
+//! each carrier, and a queue. Further tests use the machine's atomics, and a hostile peer.
 
 #![cfg(not(loom))]
 
@@ -19,7 +19,7 @@ const CONNECTING: usize = 0;
 const ACCEPTING: usize = 1;
 const CARRIERS: usize = 4;
 
-/// The words that two processes share, and each one's own.
+/// The words that two processes share, and the words of each process.
 #[derive(Default)]
 struct Pair {
     turns: [Turns; CARRIERS],
@@ -52,12 +52,12 @@ fn turn(number: u32) -> Turn {
     Turn::numbered(number).unwrap()
 }
 
-/// The state of a carrier, as an observer who sees everything would write it down.
+/// The state of a carrier, as an observer who sees both ends would write it down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Which of the two ends have closed it.
+    /// True for each of the two ends that has closed the carrier.
     InUse([bool; 2]),
-    /// Whether the connecting end has closed it already.
+    /// True when the connecting end has closed the carrier already.
     Waiting(bool),
     Retired,
 }
@@ -86,10 +86,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..200)
 }
 
-/// Both ends, and what they ought to be.
+/// Both ends, and their expected state.
 struct Both {
     pair: Pair,
-    /// By carrier: its turn, and what that has come to.
+    /// For each carrier: the number of its turn, and the state of that turn.
     states: [(u32, State); CARRIERS],
     queue: VecDeque<(usize, u32)>,
     places: usize,
@@ -190,7 +190,7 @@ impl Both {
         assert!(self.pair.carrier(slot, 1 - side).is_ended_by_peer(number));
     }
 
-    /// An end retires a carrier that it does not use: it has closed its turn.
+    /// An end retires a carrier that it does not use, after it has closed its turn.
     fn retire(&mut self, slot: usize, side: usize) {
         let (number, state) = self.states[slot];
         match state {
@@ -198,7 +198,7 @@ impl Both {
                 assert_eq!(self.pair.carrier(slot, side).retire(turn(number)), None);
                 self.states[slot].1 = State::Retired;
             }
-            // The accepting end knows of the turn before.
+            // The accepting end knows only the turn before.
             State::Waiting(_) if side == ACCEPTING => {
                 let claimed = self.pair.carrier(slot, side).retire(turn(number - 1));
                 assert_eq!(claimed, Some(turn(number)));
@@ -218,7 +218,7 @@ impl Both {
                 if *state != State::Retired {
                     assert_eq!(carrier.is_parked(turn(*number)), is_parked);
                 }
-                // A word about one turn is none about another.
+                // A word about one turn says nothing about another turn.
                 assert!(!carrier.is_ended_by_peer(turn(number + 1)));
             }
         }

@@ -1,6 +1,6 @@
-//! A peer that rewrites every shared word between every step, and while we work: we neither panic,
-//! nor leave the ring, nor hang. At worst a call returns a `Fault`. So does a member of the fork
-//! family that rewrites every word of our entry in the family's table.
+//! A peer rewrites every shared word between every step, and while we work. We neither panic, nor
+//! leave the ring, nor hang. At worst a call returns a `Fault`. A member of the fork family that
+//! rewrites every word of our entry in the family's table can do no more harm.
 
 #![cfg(not(loom))]
 
@@ -41,10 +41,10 @@ fn a_region_rewritten_between_every_step_costs_at_most_a_fault() {
 /// Rounds of the tests with two threads, and calls of the victim in each.
 const ROUNDS: u64 = 20;
 const CALLS: usize = 3_000;
-/// Calls of the victim after which the other thread must have written again.
+/// After this many calls of the victim, the other thread must have written again.
 const CALLS_BETWEEN_WRITES: usize = 64;
 
-/// In each round, has a fresh victim make its calls while another thread writes into its memory.
+/// In each round, lets a fresh victim make its calls while another thread writes into its memory.
 fn while_another_writes(
     write: impl Fn(&Party, &mut Random) + Sync,
     mut call: impl FnMut(&Party, &mut Random),
@@ -60,7 +60,7 @@ fn while_another_writes(
                     writes.fetch_add(1, Ordering::Relaxed);
                 }
             });
-            // Tells the other thread however this one ends.
+            // Stops the other thread, even if this thread panics.
             let _done = Done(&done);
             let mut random = Random(!seed);
             for number in 0..CALLS {
@@ -73,7 +73,7 @@ fn while_another_writes(
     }
 }
 
-/// Without this, a busy machine can have the victim finish before the other thread begins.
+/// Without this wait, the victim can finish on a busy machine before the other thread begins.
 fn wait_for_a_write(writes: &AtomicU32) {
     let before = writes.load(Ordering::Relaxed);
     while writes.load(Ordering::Relaxed) == before {
@@ -88,7 +88,7 @@ fn a_region_rewritten_while_we_work_costs_at_most_a_fault() {
     let (mut faults, mut moved_bytes) = (0, 0);
     let write = |victim: &Party, random: &mut Random| {
         let words = victim.memory().control_words();
-        // Mostly small numbers: those pass more checks.
+        // Mostly small numbers, because small numbers pass more checks.
         let value = random.next() >> (32 + random.below(32));
         words[32 + random.below(256) as usize].store(value as u32, Ordering::Relaxed);
     };
@@ -139,7 +139,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Every word of an entry, for somebody who scribbles on it.
+/// Every word of an entry, for a thread that overwrites words at random.
 fn words(entry: &Entry) -> &[AtomicU32] {
     let count = size_of::<Entry>() / size_of::<AtomicU32>();
     // SAFETY: an entry is atomics all through. Mixed sizes are what a hostile member of the family
@@ -147,7 +147,7 @@ fn words(entry: &Entry) -> &[AtomicU32] {
     unsafe { core::slice::from_raw_parts((&raw const *entry).cast(), count) }
 }
 
-/// Overwrites one word of the victim's entry, more often than not with something nearly right.
+/// Overwrites one word of the victim's entry, usually with a value that is nearly right.
 fn rewrite(victim: &Party, random: &mut Random) {
     let entry = victim.end().entry;
     let words = words(entry);
@@ -245,7 +245,7 @@ fn stretches_stay_in_the_largest_ring_whatever_they_are_asked_for() {
     }
 }
 
-/// Down behind doorbells that are never sent.
+/// The direction goes down behind doorbells that are never sent.
 #[test]
 fn a_record_whose_position_never_comes_is_no_news() {
     let [victim, peer] = connect_upgraded(600);

@@ -1,11 +1,12 @@
-//! Registrations of one connection against a naive model of the kernel's epoll: whatever a program
-//! does with them and with its descriptors, each wait tells what the kernel would tell.
+//! Registrations of one connection against a naive model of the kernel's epoll. Whatever a program
+//! does with its registrations and descriptors, each wait reports the events that the kernel would
+//! report.
 //!
-//! The connection has bytes to read or none, and there is always room. The naive model follows
-//! fs/eventpoll.c in its own words: a member is put on the ready list by news, ADD and MOD; a wait
-//! takes it off, tells what holds of the interest, and puts a level-triggered one back. A member
-//! is known by its open file and the number that it was added by. It ends with the file, not with
-//! the number.
+//! The connection has bytes to read or none, and there is always room to send. The naive model
+//! follows fs/eventpoll.c. News, ADD and MOD put a member on the ready list. A wait takes the
+//! member off, reports the events of its interest that hold, and puts a level-triggered member
+//! back. A member is identified by its open file and the number that it was added by. It ends when
+//! the file ends, not when the number is closed.
 
 #![cfg(not(loom))]
 
@@ -19,17 +20,17 @@ enum Step {
     Add(usize, u32),
     Modify(usize, u32),
     Delete(usize),
-    /// Another number for the open file.
+    /// Gives the open file another number.
     Duplicate(usize),
     Close(usize),
-    /// The peer sends.
+    /// The peer sends bytes.
     Publish,
-    /// The program reads one byte, or all.
+    /// The program reads one byte, or all bytes.
     Read {
         all: bool,
     },
     Wait,
-    /// A nested instance looks, and changes nothing.
+    /// A nested instance looks for events, and changes nothing.
     Peek,
     /// The connection goes back to its carrier, and up again.
     GoDownAndUp,
@@ -64,7 +65,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..60)
 }
 
-/// The kernel's instance: members of one open file by number, and its open descriptors.
+/// The kernel's instance: its members, all of one open file, by number; and the open descriptors.
 #[derive(Default)]
 struct NaiveInstance {
     open: [bool; NUMBERS],
@@ -75,16 +76,16 @@ impl NaiveInstance {
     fn close(&mut self, number: usize) {
         self.open[number] = false;
         if !self.open.contains(&true) {
-            // `eventpoll_release`: the file is gone, and its items with it.
+            // `eventpoll_release`: the file is gone, and its items are removed.
             self.members = Default::default();
         }
     }
 }
 
-/// The kernel's, of one member.
+/// The kernel's state of one member.
 #[derive(Default)]
 struct Naive {
-    /// Events and data; `None` when it is no member.
+    /// Events and data; `None` when the number is no member.
     member: Option<(u32, u64)>,
     is_on_list: bool,
 }
@@ -125,7 +126,7 @@ impl Naive {
     }
 }
 
-/// The library's instance: registrations of one connection by number.
+/// The library's instance: registrations of one connection, by number.
 #[derive(Default)]
 struct OurInstance {
     open: [bool; NUMBERS],
@@ -133,7 +134,7 @@ struct OurInstance {
 }
 
 impl OurInstance {
-    /// As `orphans::descriptor_closing`.
+    /// As `orphans::descriptor_closing` does.
     fn close(&mut self, number: usize) {
         self.open[number] = false;
         let last = !self.open.contains(&true);
@@ -147,7 +148,7 @@ impl OurInstance {
     }
 }
 
-/// The library's: the core, and as little as the socket layer has around it.
+/// The library's state of one registration: the core, and a minimum of the socket layer around it.
 #[derive(Default)]
 struct Ours {
     interest: Interest,
@@ -187,7 +188,7 @@ impl Ours {
 
     fn go_down_and_up(&mut self) {
         if self.interest.moves(State::InBitmap, State::Plain) {
-            // The kernel would tell now of what holds; then the ring has news, or none.
+            // The kernel would report now the events that hold; then the ring has news, or none.
             self.interest.become_state(State::InBitmap);
             self.is_on_list = true;
         } else if self.interest.state() == State::Parked {
@@ -216,7 +217,8 @@ proptest! {
             let ready = OUT | if unread > 0 { IN } else { 0 };
             data += 1;
             match step {
-                // The kernel says EBADF of a number that is closed, whatever is registered by it.
+                // The kernel returns EBADF for a number that is closed, even if a registration with
+                // it exists.
                 Step::Add(at, _) | Step::Modify(at, _) | Step::Delete(at)
                     if !naive.open[at] => {}
                 Step::Add(at, events) => {
@@ -269,7 +271,8 @@ proptest! {
 
     #[test]
     fn one_shot_in_the_kernel_is_told_once(
-        // Arm anew; or the kernel tells of an arming, this one or an older one.
+        // Either the program arms again, or the kernel reports an arming: the latest or an older
+        // one.
         steps in proptest::collection::vec(prop_oneof![Just(None), (0..3u32).prop_map(Some)], 0..40)
     ) {
         const ARMINGS_MAX: u32 = 7;
@@ -289,7 +292,8 @@ proptest! {
                     prop_assert!(reports <= 1, "twice of one arming");
                     prop_assert!(interest.is_spent() || armed_now == 0);
                 }
-                // One that was on its way when the program armed anew leaves the new one armed.
+                // A report of an older arming was in flight when the program armed again: the new
+                // arming stays.
                 Some(age) if age < armed_now => {
                     let before = interest.events();
                     prop_assert!(interest.tell_once(armed_now - age));
@@ -338,7 +342,7 @@ fn only_drawn_steps_lead_from_state_to_state() {
             [InBitmap, Parked].contains(&from),
             "{from:?}"
         );
-        // `Held` leads to no state of the library's: the engine has to answer first.
+        // No state of the library follows `Held`: the engine has to answer first.
         assert!(!ours.iter().any(|&to| from == Held && from.leads_to(to)));
         assert!(!(from.is_kernels() && from.is_ours()));
     }

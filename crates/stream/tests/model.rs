@@ -1,5 +1,6 @@
-//! A channel against a queue of bytes: whatever two ends do, in whatever order, each direction
-//! delivers what was sent, once, in order; and bytes in a ring plus credit are always its capacity.
+//! A channel against a queue of bytes. Whatever the two ends do, in any order, each direction
+//! delivers the bytes that were sent, once, in order. The bytes in a ring plus the credit always
+//! equal its capacity.
 
 #![cfg(not(loom))]
 
@@ -13,7 +14,8 @@ use support::party::{Party, Received, connect};
 use toehold_channel::table::Mode;
 use toehold_stream::end::Incoming;
 
-/// Bytes a direction of the carrier holds: little, so that sends are cut short there, too.
+/// Bytes that a direction of the carrier holds: few, so that sends are cut short on the carrier,
+/// too.
 const CARRIER_BYTES: usize = 3000;
 
 #[derive(Clone, Debug)]
@@ -89,7 +91,7 @@ impl Pair {
         }
     }
 
-    /// Receives at `side` and holds it against the queue. How many bytes came.
+    /// Receives at `side` and compares the bytes with the queue. Returns how many bytes came.
     fn receive(&mut self, side: usize, len: usize, peek: bool) -> usize {
         let expected = &mut self.on_the_way[1 - side];
         match self.parties[side].try_receive(len, peek).unwrap() {
@@ -130,7 +132,7 @@ impl Pair {
         }
     }
 
-    /// A look ahead sees every byte that was sent, wherever it is.
+    /// A look ahead sees every byte that was sent, in the ring or on the carrier.
     fn check_ahead(&self) {
         for side in 0..2 {
             if self.parties[side].end().rx_mode() == Mode::Resend {

@@ -1,6 +1,6 @@
-//! Four threads on one connection with the machine's own atomics: both ends send and receive at
-//! once, sleep, ring, and move their directions up and down. A lost wake-up shows as a hang,
-//! anything else as a wrong byte.
+//! Four threads on one connection with the machine's own atomics: both ends send and receive at one
+//! time, sleep, ring, and move their directions up and down. A lost wake-up shows as a hang, any
+//! other fault as a wrong byte.
 
 #![cfg(not(loom))]
 

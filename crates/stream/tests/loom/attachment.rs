@@ -1,8 +1,9 @@
-//! Giving a region and taking it away, against calls on the carrier and threads inside.
+//! A region is given and taken away, concurrently with calls on the carrier and threads inside.
 //!
-//! A checked cell stands for what the two sides must not touch at one time: the carrier's byte
-//! count, which `attach` compares with the kernel's, and the region's memory, which whoever took it
-//! frees. loom fails the test when two accesses are not ordered.
+//! A checked cell stands for data that two sides must not access at one time. One cell is the
+//! carrier's byte count, which `attach` compares with the kernel's. Another cell is the region's
+//! memory, which the thread that took the region frees. loom fails the test when two accesses are
+//! not ordered.
 
 use std::sync::Arc;
 
@@ -39,7 +40,8 @@ impl Process {
         (&raw const self.memory).cast_mut().cast()
     }
 
-    /// A call that moves a byte on the carrier, if there is no region. True when there was none.
+    /// A call that moves a byte on the carrier, if there is no region. True when there was no
+    /// region.
     fn call(&self, direction: usize) -> bool {
         let is_hosts = self.attachment.begin_host_call(&self.in_flight[direction]);
         if is_hosts {
@@ -60,7 +62,7 @@ impl Process {
         self.attachment.give(self.region(), [rx, tx])
     }
 
-    /// A thread at work in the region, if there is one.
+    /// A thread works in the region, if there is a region.
     fn work(&self) -> bool {
         let entered = self.attachment.enter();
         if entered.is_some() {
@@ -83,7 +85,7 @@ fn no_call_is_on_the_carrier_while_a_region_is_given() {
         let other = process.clone();
         let thread = loom::thread::spawn(move || other.call(1));
         let attached = process.attach();
-        // `pairing::attach` compares counts here.
+        // `pairing::attach` compares the counts here.
         let counted = if attached { process.counted() } else { 0 };
         let was_hosts = thread.join().unwrap();
         if attached {
@@ -93,7 +95,7 @@ fn no_call_is_on_the_carrier_while_a_region_is_given() {
                 "the call is counted, or went by the region"
             );
         } else {
-            // The call is on its way, or both have stepped back.
+            // The call is in flight, or both sides have stepped back.
             assert!(!process.attachment.has_region());
         }
     });
@@ -120,7 +122,7 @@ fn region_is_given_when_the_calls_of_both_directions_are_over() {
 }
 
 impl Process {
-    /// A call that finds nothing to move.
+    /// A call that finds no byte to move.
     fn in_flight_only(&self, direction: usize) -> bool {
         let is_hosts = self.attachment.begin_host_call(&self.in_flight[direction]);
         if is_hosts {
@@ -174,8 +176,8 @@ fn sleeper_keeps_the_region_until_it_wakes() {
         assert!(process.attach());
         let other = process.clone();
         let thread = loom::thread::spawn(move || {
-            // Inside while it says that it sleeps, and while it says that it woke: see
-            // `epoll::sleeping::arm_member`.
+            // The thread is inside while it declares that it sleeps, and while it declares that it
+            // woke: see `epoll::sleeping::arm_member`.
             let Some((_, inside)) = other.attachment.enter() else {
                 return;
             };
@@ -197,14 +199,14 @@ fn sleeper_keeps_the_region_until_it_wakes() {
     });
 }
 
-/// A sender that sleeps for credit, a reader that wakes, and a thread that would take the request
-/// for credit back, as `direction::stop_wanting` does.
+/// A sender sleeps for credit, a reader wakes, and a third thread would withdraw the request for
+/// credit, as `direction::stop_wanting` does.
 #[test]
 fn request_of_a_sleeping_sender_is_never_taken_back() {
     explore(3, || {
         let sleepers = Arc::new((Sleepers::default(), AtomicU32::new(1)));
         let (counts, wanted) = &*sleepers;
-        // The sender sleeps already, and so does a reader.
+        // The sender sleeps already, and a reader sleeps as well.
         counts.enter();
         counts.enter();
         counts.begin_reading();

@@ -1,4 +1,4 @@
-//! The sleep protocol: a lost wake-up is a deadlock.
+//! The sleep protocol: a lost wake-up shows as a deadlock.
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ fn doorbells_that_another_waiter_has_taken_are_not_taken_again() {
             sender.go_down();
             sender.try_send(&bytes_at(0, 1)).unwrap();
         });
-        // Two threads have peeked at the same doorbell; each takes it under the lock.
+        // Two threads have peeked at one doorbell; each thread takes the doorbell under the lock.
         let seen = 1;
         receiver.take_seen(seen);
         receiver.take_seen(seen);
@@ -75,8 +75,8 @@ fn doorbells_that_another_waiter_has_taken_are_not_taken_again() {
     });
 }
 
-/// Two connections of one epoll instance: what each has published, the ready bitmap both mark, the
-/// sleep all doorbells end.
+/// Two connections of one epoll instance: the position that each has published, the ready bitmap
+/// that both mark, and the sleep that any doorbell ends.
 struct Instance {
     bitmap: ReadyBitmap,
     wakes: [Wake; 2],
@@ -101,7 +101,7 @@ impl Instance {
         Arc::new(instance)
     }
 
-    /// Sends as a sender does: publish, pass a barrier, look whether to ring.
+    /// Sends as a sender does: publish, pass a barrier, check whether to ring.
     fn publish(&self, connection: usize, position: u64) {
         self.published[connection].store(position, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -133,7 +133,8 @@ impl Instance {
         }
     }
 
-    /// Takes the bits and looks at what they stand for. True when there were any.
+    /// Takes the bits and checks the connections that they stand for. True when there were any
+    /// bits.
     fn sweep(&self, seen: &mut [u64; 2]) -> bool {
         let word = &self.bitmap.bits[0];
         if word.load(Ordering::Relaxed) == 0 {
@@ -149,7 +150,7 @@ impl Instance {
     }
 }
 
-/// A thread that slept for a doorbell wakes by itself, sees the news and puts the ready bitmap's
+/// A thread that slept for a doorbell wakes by itself. It sees the news and puts the ready bitmap's
 /// word back, while the notifier is about to ring.
 #[test]
 fn a_bitmap_hears_of_news_that_a_sleeper_beside_it_has_seen() {

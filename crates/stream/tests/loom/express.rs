@@ -1,5 +1,5 @@
-//! Parked carriers and the queue of those that wait for `accept`: of two ends that want the same
-//! carrier one gets it, and no connection is left that nobody has.
+//! Parked carriers and the queue of carriers that wait for `accept`. Of two ends that want one
+//! carrier, one end gets it. No connection is left without an end that has it.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ struct Shared {
     popped: AtomicU32,
     /// Stands for bytes of a ring: `Relaxed`, so that only the protocol orders them.
     bytes: AtomicU64,
-    /// Stands for how far the accepting end has read them.
+    /// Stands for the position up to which the accepting end has read the bytes.
     read: AtomicU64,
 }
 
@@ -54,7 +54,7 @@ impl Shared {
         }
     }
 
-    /// Claims the carrier and queues it; the turn, if the connection may still be accepted.
+    /// Claims the carrier and queues it; returns the turn, if the connection may still be accepted.
     fn connect(&self, after: Turn) -> Option<Turn> {
         let turn = self.carrier(CONNECTING).try_claim(after).ok()?;
         let slot = SLOT;
@@ -78,7 +78,7 @@ fn a_claim_and_a_retirement_do_not_both_have_the_carrier() {
             loom::thread::spawn(move || other.carrier(CONNECTING).try_claim(Turn::FIRST).ok());
         let left = shared.carrier(ACCEPTING).retire(Turn::FIRST);
         let claimed = claiming.join().unwrap();
-        // The retiring end learns of the connection that came first, and of that one only.
+        // The retiring end learns of the connection that came first, and of no other.
         assert_eq!(claimed, left);
         assert!(
             !shared
@@ -100,7 +100,8 @@ fn two_threads_do_not_claim_one_carrier() {
     });
 }
 
-/// Both ends have closed, the accepting one long before it has sent on all that it had.
+/// Both ends have closed the carrier. The accepting end closed it long before it had sent on all
+/// its bytes.
 #[test]
 fn a_freed_carrier_is_claimed_when_all_was_sent_on_and_says_where_it_leads() {
     explore(3, || {
@@ -139,7 +140,8 @@ fn a_carrier_is_claimed_only_when_the_other_end_has_read_and_closed() {
         let other = shared.clone();
         shared.carrier(CONNECTING).end(Turn::FIRST);
         let accepting = loom::thread::spawn(move || {
-            // The last of the first connection's bytes is read, then it is closed.
+            // The last of the first connection's bytes is read, then the accepting end closes the
+            // carrier.
             other.read.store(1, Ordering::Relaxed);
             other.carrier(ACCEPTING).end(Turn::FIRST);
             let queued = loop {
@@ -199,8 +201,8 @@ fn a_listener_that_closes_leaves_no_connection_waiting() {
         while let Some(queued) = shared.popper().pop().unwrap() {
             refused += u32::from(shared.carrier(ACCEPTING).give_up(queued.turn));
         }
-        // The connecting end goes on, if it does, with a connection that was refused: it sees a
-        // reset. It never waits for an accept that does not come.
+        // If the connecting end goes on, then with a connection that was refused: it sees a reset.
+        // It never waits for an accept that does not come.
         let turn = connecting.join().unwrap();
         assert!(refused <= 1);
         assert!(turn.is_none() || refused == 1);
@@ -255,8 +257,8 @@ fn connections_are_accepted_in_the_order_in_which_they_were_made() {
     });
 }
 
-/// The server sleeps in `epoll_wait`, as `sockets::epoll::waiting` does; the client notifies it as
-/// any sender would.
+/// The server sleeps in `epoll_wait`, as `sockets::epoll::waiting` does; the client notifies the
+/// server as any sender would.
 #[test]
 fn a_server_that_sleeps_is_always_woken_for_a_connection() {
     explore(3, || {
@@ -353,7 +355,7 @@ fn a_client_killed_at_any_step_leaves_a_carrier_that_can_be_closed() {
             shared.popper().open(2);
             let other = shared.clone();
             let client = loom::thread::spawn(move || connect_and_die(&other, dies_at));
-            // A connection that it queued while it lived may be accepted at any time.
+            // A connection that the client queued while it lived may be accepted at any time.
             let mut accepted = 0;
             let mut accept = || {
                 while let Some(queued) = shared.popper().pop().unwrap() {
@@ -363,8 +365,8 @@ fn a_client_killed_at_any_step_leaves_a_carrier_that_can_be_closed() {
             };
             accept();
             client.join().unwrap();
-            // The carrier has ended. A connection in the queue is still accepted, as the kernel
-            // gives out what was closed before `accept`.
+            // The carrier has ended. A connection in the queue is still accepted: the kernel, too,
+            // returns a connection that was closed before `accept`.
             let is_queued = shared.popper().has(SLOT).unwrap();
             accept();
             assert!(!is_queued || accepted == 1);
@@ -399,8 +401,9 @@ fn a_server_killed_at_any_step_is_told_from_one_that_accepted() {
             });
             let turn = shared.connect(Turn::FIRST).unwrap();
             server.join().unwrap();
-            // The carrier has ended: was the connection accepted, it ended in order; else it was
-            // refused, which the client is told as a reset. Either way the carrier is retired.
+            // The carrier has ended. A connection that was accepted has ended in order. A
+            // connection that was refused is reported to the client as a reset. Either way the
+            // carrier is retired.
             if shared.carrier(CONNECTING).is_waiting(turn) {
                 assert!(shared.carrier(CONNECTING).give_up(turn));
             } else {

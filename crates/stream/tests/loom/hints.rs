@@ -1,4 +1,4 @@
-//! Two threads at one word of hints, one for each direction.
+//! Two threads change one word of hints, one thread for each direction.
 
 use std::sync::Arc;
 

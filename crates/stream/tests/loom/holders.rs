@@ -1,5 +1,5 @@
-//! Processes of a family that give a connection up or are killed, at one time: the last one alive
-//! is told so, and nobody else.
+//! Processes of a family give up a connection or are killed, at one time. The last living holder
+//! learns that it is the last, and no other process does.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use toehold_stream::sleepers::Family;
 
 const PROCESSES: usize = 3;
 
-/// A table with one entry, and a family of which each member has the place of its number.
+/// A table with one entry, and a family. Each member has the place of its number.
 struct Table {
     list: [AtomicU32; PROCESSES],
     entry: Entry,
@@ -35,7 +35,7 @@ impl Family for Seen<'_> {
     }
 
     fn is_alive(&self, asked: u32) -> bool {
-        // Processes beyond the list are born in a test, and live.
+        // Processes beyond the list are born in a test, and are alive.
         let dead = self.table.dead.get((asked - pid(0)) as usize);
         dead.is_none_or(|dead| dead.load(Ordering::Acquire) == 0)
     }
@@ -122,7 +122,7 @@ fn of_two_that_leave_beside_one_that_was_killed_one_is_the_last() {
     });
 }
 
-/// The dead is missed by two at one time, and its bits are cleared once.
+/// Two members find the dead one at one time, and its bits are cleared once.
 #[test]
 fn holder_that_was_killed_is_counted_out_once() {
     explore(3, || {
@@ -136,8 +136,9 @@ fn holder_that_was_killed_is_counted_out_once() {
     });
 }
 
-/// The second process is killed while it leaves, before each step of that, and the third lives and
-/// holds nothing, or the connection, too. Once the second is known to be dead, nobody counts it.
+/// The second process is killed while it leaves, before each of its steps. The third process lives,
+/// and holds nothing or the connection, too. Once the second is known to be dead, it is counted no
+/// more.
 #[test]
 fn who_is_killed_while_it_leaves_is_no_holder_once_it_is_dead() {
     for (steps, holders) in (0..3).flat_map(|steps| [(steps, 2), (steps, 3)]) {
@@ -154,7 +155,7 @@ fn who_is_killed_while_it_leaves_is_no_holder_once_it_is_dead() {
                 }
                 other.kill(1);
             });
-            // Whatever it is told while the other may live.
+            // The answer does not matter while the other process may live.
             table.are_others(0);
             thread.join().unwrap();
             assert_eq!(table.are_others(0), holders == 3);
@@ -177,7 +178,7 @@ fn who_is_killed_while_it_counts_the_dead_out_is_counted_out_too() {
             table.kill(2);
             let other = table.clone();
             let thread = loom::thread::spawn(move || {
-                // As `Members::holds`.
+                // As `Members::holds` does.
                 let (dead, me) = (pid(2), FAMILY_ORPHAN | pid(1));
                 let place = &other.list[2];
                 let is_claimed =
@@ -198,14 +199,14 @@ fn who_is_killed_while_it_counts_the_dead_out_is_counted_out_too() {
 }
 
 /// A member that does not hold the connection clears the bits of a dead holder, while the last
-/// living one leaves: that one is the last.
+/// living holder leaves: that holder is the last.
 #[test]
 fn who_leaves_while_another_clears_the_dead_is_the_last() {
     explore(3, || {
         let table = Table::new(2);
         table.kill(1);
         let other = table.clone();
-        // As one that needs a place.
+        // As a member does that needs a place.
         let thread = loom::thread::spawn(move || {
             let seen = Seen {
                 table: &other,
@@ -219,7 +220,8 @@ fn who_leaves_while_another_clears_the_dead_is_the_last() {
     });
 }
 
-/// All holders are dead, and two others find that out: the entry is free once that is known.
+/// All holders are dead, and two other processes find that out: the entry is free once their death
+/// is known.
 #[test]
 fn entry_of_the_dead_is_ended() {
     explore(3, || {
@@ -240,7 +242,7 @@ fn entry_of_the_dead_is_ended() {
     });
 }
 
-/// Two leave at one time while a third is stopped in the middle of leaving.
+/// Two members leave at one time while a third is stopped in the middle of leaving.
 #[test]
 fn nobody_waits_for_one_that_is_stopped_while_it_leaves() {
     explore(2, || {
@@ -258,8 +260,8 @@ fn nobody_waits_for_one_that_is_stopped_while_it_leaves() {
     });
 }
 
-/// A parent that forks is killed before and after it has set its child's bit: the place of a child
-/// that never came is given up in time, and with it the bit.
+/// A parent that forks is killed before and after it has set its child's bit. The place of a child
+/// that never came is given up in time, and the bit is cleared with it.
 #[test]
 fn parent_that_is_killed_in_fork_leaves_no_holder() {
     for is_marked in [false, true] {
@@ -271,7 +273,7 @@ fn parent_that_is_killed_in_fork_leaves_no_holder() {
                     table: &other,
                     process: 1,
                 };
-                // As `lifecycle::before_fork`.
+                // As `lifecycle::before_fork` does.
                 other.list[2].store(0, Ordering::Relaxed);
                 let (place, _) = parent.expect_child(1).expect("room");
                 if is_marked {
@@ -281,7 +283,7 @@ fn parent_that_is_killed_in_fork_leaves_no_holder() {
             });
             table.are_others(0);
             thread.join().unwrap();
-            // Nobody knows at first whether the child has come.
+            // At first the child may still come.
             assert_eq!(table.are_others(0), is_marked);
             table.now.store(BIRTH_SECONDS_MAX, Ordering::Relaxed);
             assert!(!table.are_others(0));

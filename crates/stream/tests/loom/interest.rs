@@ -1,4 +1,5 @@
-//! Two threads on one registration: who tells, and what a change in between makes of it.
+//! Two threads use one registration: which of them reports events, and the effect of a change in
+//! between.
 
 use std::sync::Arc;
 
@@ -10,10 +11,10 @@ use toehold_channel::sync::{AtomicU32, AtomicU64, Ordering};
 use toehold_stream::interest::bits::{EDGE, IN, ONESHOT, OUT};
 use toehold_stream::interest::{Interest, Report, State, armed};
 
-/// A registration, the instance's lock with its ready list, and the books.
+/// A registration, the instance's lock with its ready list, and the counters.
 struct Member {
     interest: Interest,
-    /// True while it is on the ready list.
+    /// True while the registration is on the ready list.
     list: Mutex<bool>,
     bitmap: ReadyBitmap,
     /// The peer's position.
@@ -39,7 +40,7 @@ impl Member {
         Arc::new(member)
     }
 
-    /// As `Epoll::sweep`.
+    /// As `Epoll::sweep` does.
     fn sweep(&self) {
         let mut list = self.list.lock().unwrap();
         if self.bitmap.bits[0].swap(0, Ordering::SeqCst).has(1 << BIT) {
@@ -47,7 +48,7 @@ impl Member {
         }
     }
 
-    /// As `Epoll::harvest`: the look is without the lock.
+    /// As `Epoll::harvest` does: it checks the connection without the lock.
     fn wait(&self) -> Option<Report> {
         self.sweep();
         if !core::mem::take(&mut *self.list.lock().unwrap()) {
@@ -82,7 +83,8 @@ fn told_by_one_of_two(events: u32) {
     explore(3, move || {
         let member = Member::new(events);
         let other = member.clone();
-        // Both have it in their batch, as when news put it on the list again meanwhile.
+        // Both threads have the registration in their batch, as if news had put it on the list
+        // again.
         let thread = loom::thread::spawn(move || other.answer().is_some());
         let here = member.answer().is_some();
         let there = thread.join().unwrap();
@@ -131,7 +133,7 @@ fn news_that_comes_while_it_is_parked_is_told_after_it_is_taken_back() {
             notifier.tail.store(2, Ordering::Release);
             mark(&notifier.bitmap, BIT);
         });
-        // DEL, a wait by which the bit may be swept, and ADD.
+        // DEL, then a wait that may sweep the bit, and then ADD.
         assert!(member.interest.moves(State::InBitmap, State::Parked));
         assert!(member.wait().is_none(), "it is no member");
         {
@@ -146,7 +148,7 @@ fn news_that_comes_while_it_is_parked_is_told_after_it_is_taken_back() {
         let second = member.wait();
         let is_second = |report: Option<Report>| report.is_some_and(|report| report.data == 2);
         assert!(is_second(first), "it is ready when it is added");
-        // The news came before that, or is an edge of its own.
+        // The news came before the change, or counts as a new edge.
         assert!(second.is_none() || is_second(second));
         assert!(member.wait().is_none());
     });
@@ -164,7 +166,7 @@ fn parking_and_going_back_to_the_kernel_count_the_member_out_once() {
             }
             parked
         });
-        // As `membership::give_to_kernel`.
+        // As `membership::give_to_kernel` does.
         let is_kernels = member.interest.moves(State::InBitmap, State::Plain);
         if is_kernels {
             member.ours.fetch_sub(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Leaving a channel for good: who frees the rings when both have left touches nothing that the
-//! other still uses. Ring bytes under the model checker report every access that is not ordered.
+//! Leaving a channel for good. The end that frees the rings after both have left touches nothing
+//! that the other end still uses. Ring bytes under the model checker report every unordered access.
 
 use super::explore;
 use super::support::bytes_at;
@@ -7,7 +7,7 @@ use super::support::party::{Party, Received, connect_upgraded};
 use toehold_channel::sync::spin_hint;
 use toehold_stream::leaving::Refusal;
 
-/// Takes what comes until the channel can be left, and leaves it; bytes that came.
+/// Takes the bytes that come until the channel can be left, and leaves it; returns their number.
 fn leave(party: &Party) -> usize {
     let mut got = 0;
     loop {

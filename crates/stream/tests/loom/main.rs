@@ -2,8 +2,8 @@
 //! and under the C11 memory model:
 //! `RUSTFLAGS="--cfg loom" cargo test -p toehold-stream --release --test loom`.
 //!
-//! A lost wake-up shows as a deadlock, a byte read before it was published as an unsynchronised
-//! access to its cell.
+//! A lost wake-up shows as a deadlock. A byte that is read before it was published shows as an
+//! unsynchronised access to its cell.
 
 #![cfg(loom)]
 
@@ -23,7 +23,7 @@ mod support;
 mod switch;
 mod takeover;
 
-/// Explores `model` with at most `preemptions` involuntary switches a schedule.
+/// Explores `model` with at most `preemptions` involuntary switches in a schedule.
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);

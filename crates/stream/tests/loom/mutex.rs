@@ -1,5 +1,5 @@
-//! The lock whose waiters sleep: one has it at a time, sees what those before it did, and no
-//! wake-up is lost, which would be a deadlock.
+//! The lock whose waiters sleep: one thread has the lock at a time and sees the writes of the
+//! threads before it. A lost wake-up would be a deadlock.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use loom::sync::{Condvar, Mutex};
 use toehold_channel::sync::Ordering;
 use toehold_stream::mutex::{AWAITED, MutexWord};
 
-/// The lock with the kernel's part, and a count that it guards.
+/// The lock with the kernel's part, and a counter that the lock guards.
 struct Guarded {
     lock: MutexWord,
-    /// Those that sleep on the word. The kernel looks at the word and goes to sleep in one step, as
-    /// who wakes sees it.
+    /// The threads that sleep on the word. The kernel checks the word and puts the thread to sleep
+    /// in one step, as seen by the thread that wakes it.
     sleepers: (Mutex<()>, Condvar),
     count: UnsafeCell<u32>,
 }
@@ -34,7 +34,7 @@ impl Guarded {
 
     fn sleep(&self) {
         let asleep = self.sleepers.0.lock().unwrap();
-        // Relaxed: the model's lock orders it, as the kernel's does.
+        // Relaxed: the model's lock orders the load, as the kernel's does.
         if self.lock.word().load(Ordering::Relaxed) == AWAITED {
             drop(self.sleepers.1.wait(asleep).unwrap());
         }
@@ -45,7 +45,7 @@ impl Guarded {
         self.sleepers.1.notify_one();
     }
 
-    /// Counts one under the lock.
+    /// Increments the counter under the lock.
     fn count(&self) {
         if !self.lock.try_take() {
             while !self.lock.take_or_await() {
@@ -64,7 +64,7 @@ impl Guarded {
     }
 }
 
-/// `threads` count `times` each, beside this one.
+/// `threads` threads and this one each increment the counter `times` times.
 fn all_count(preemptions: usize, threads: u32, times: u32) {
     explore(preemptions, move || {
         let guarded = Guarded::new();

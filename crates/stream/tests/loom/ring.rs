@@ -4,7 +4,8 @@ use super::explore;
 use super::support::party::{Received, connect_upgraded};
 use super::support::{bytes_at, check_bytes};
 
-/// Sends `writes[i]` bytes at a time, receives up to `read` at a time, until all are through.
+/// Sends `writes[i]` bytes at a time and receives up to `read` at a time, until all bytes have
+/// arrived.
 fn pass(writes: &'static [usize], read: usize) {
     let [sender, receiver] = connect_upgraded(8);
     let total: usize = writes.iter().sum();

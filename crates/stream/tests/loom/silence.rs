@@ -1,11 +1,12 @@
-//! A carrier that a program without rings may read: a doorbell there would be data.
+//! A program without rings may read the carrier: a doorbell on it would be taken for data.
 
 use super::explore;
 use super::support::bytes_at;
 use super::support::party::{Party, connect_upgraded};
 use super::switch::receive_until;
 
-/// Two calls of the program's, each of which follows the peer's wish, and one that sends nothing.
+/// Two calls of the program that send, and one that sends nothing. Each call follows the peer's
+/// wish.
 fn send_two(sender: &Party) {
     for position in 0..2 {
         sender.attend();

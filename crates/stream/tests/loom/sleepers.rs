@@ -1,4 +1,4 @@
-//! Sleepers of several processes that share one wake word and one carrier; of some, one is killed.
+//! Sleepers of several processes share one wake word and one carrier. In some tests one is killed.
 
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ impl Side {
         FamilySleepers::new(&self.entry, &self.threads[process], seen)
     }
 
-    /// Sends as the peer does: publish, pass a barrier, look whether to ring.
+    /// Sends as the peer does: publish, pass a barrier, check whether to ring.
     fn publish(&self, position: u64) {
         self.published.store(position, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -76,7 +76,7 @@ impl Side {
         }
     }
 
-    /// As `arming::arm`.
+    /// As `arming::arm` does.
     fn arm(&self, process: usize) {
         {
             let _held = self.wake_lock.lock().unwrap();
@@ -87,7 +87,7 @@ impl Side {
         fence(Ordering::SeqCst);
     }
 
-    /// As `arming::disarm`.
+    /// As `arming::disarm` does.
     fn disarm(&self, process: usize) {
         let _held = self.wake_lock.lock().unwrap();
         let sleepers = self.sleepers(process);
@@ -98,7 +98,7 @@ impl Side {
         self.wake.wake.swap(word, Ordering::SeqCst);
     }
 
-    /// As `doorbells::drain`.
+    /// As `doorbells::drain` does.
     fn drain(&self, process: usize) {
         let waiting = self.bells.waiting();
         if waiting > 0 && !self.sleepers(process).are_there() {
@@ -110,7 +110,7 @@ impl Side {
         self.published.load(Ordering::Acquire) >= position
     }
 
-    /// As a blocking receive.
+    /// As a blocking receive does.
     fn wait_for(&self, process: usize, position: u64) {
         while !self.has_published(position) {
             self.arm(process);
@@ -120,7 +120,7 @@ impl Side {
             self.disarm(process);
             self.drain(process);
         }
-        // Whoever has seen the news takes off what nobody needs.
+        // The process that has seen the news takes the doorbells off that no sleeper needs.
         self.drain(process);
     }
 }
@@ -141,13 +141,13 @@ fn one_doorbell_wakes_the_sleepers_of_two_processes() {
     });
 }
 
-/// A process that takes doorbells off the carrier, because it has seen the news, while another
-/// begins to sleep for them.
+/// A process takes doorbells off the carrier, because it has seen the news, while another process
+/// begins to sleep for doorbells.
 #[test]
 fn doorbell_is_not_taken_from_a_process_that_is_about_to_sleep() {
     explore(3, || {
         let side = Side::new();
-        // The first has slept, and its doorbell is there.
+        // The first process has slept, and its doorbell is there.
         side.arm(0);
         side.publish(1);
         side.disarm(0);
@@ -159,8 +159,8 @@ fn doorbell_is_not_taken_from_a_process_that_is_about_to_sleep() {
     });
 }
 
-/// A child goes to sleep and is killed at each step of that. Its sibling hears of the news, now and
-/// later, and no doorbell is left for the dead once it is known to be.
+/// A child goes to sleep and is killed at each step of that. Its sibling learns of the news, now
+/// and later. No doorbell is left for the child once it is known to be dead.
 #[test]
 fn killed_sleeper_keeps_no_doorbell_and_stops_nobody() {
     for steps in 0..4 {
@@ -169,7 +169,8 @@ fn killed_sleeper_keeps_no_doorbell_and_stops_nobody() {
             let other = side.clone();
             let child = loom::thread::spawn(move || {
                 if steps >= 1 {
-                    // A lock of the dead is recovered, so it may die with it held.
+                    // The lock of a dead process is recovered, so the child may die while it holds
+                    // the lock.
                     let _held = other.wake_lock.lock().unwrap();
                     other.sleepers(1).enter();
                     if steps >= 2 {
@@ -199,7 +200,7 @@ fn killed_sleeper_keeps_no_doorbell_and_stops_nobody() {
 }
 
 /// A sleeper wakes by itself (a signal, a time-out) while a notifier that has seen its wake word is
-/// about to ring. The late doorbell must neither be missed nor wake the next sleep for nothing for
+/// about to ring. The late doorbell must not be missed, and must not end later sleeps in vain for
 /// ever.
 #[test]
 fn late_notifier_does_not_spoil_the_next_sleep() {
@@ -212,7 +213,7 @@ fn late_notifier_does_not_spoil_the_next_sleep() {
             peer.publish(2);
         });
         side.arm(0);
-        // It has not slept.
+        // The process has not slept.
         side.disarm(0);
         side.drain(0);
         side.wait_for(0, 2);

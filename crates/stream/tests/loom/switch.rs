@@ -17,7 +17,7 @@ pub(super) fn receive_until(receiver: &Party, until: u64) {
     }
 }
 
-/// Receives until the stream ends and returns how many bytes it had.
+/// Receives until the stream ends and returns the number of its bytes.
 fn receive_to_end(receiver: &Party) -> u64 {
     let mut got = 0;
     loop {
@@ -54,8 +54,8 @@ fn a_second_switch_up_waits_until_the_first_is_acknowledged() {
             assert_eq!(sender.try_up(), Ok(true));
             sender.try_send(&bytes_at(0, 1)).unwrap();
             sender.go_down();
-            // The receiver may or may not have carried out both records; the byte follows the
-            // others either way.
+            // The receiver may or may not have carried out both records; in either case the byte
+            // follows the other bytes.
             let again = sender.try_up().unwrap();
             sender.try_send(&bytes_at(1, 1)).unwrap();
             if again {
@@ -73,7 +73,7 @@ fn a_second_switch_up_waits_until_the_first_is_acknowledged() {
 fn a_sender_without_credit_survives_a_peer_that_goes_down() {
     explore(3, || {
         let [sender, receiver] = connect_upgraded(8);
-        // Full before the interesting part begins.
+        // The ring is full before the interesting part begins.
         assert_eq!(sender.try_send(&bytes_at(0, 2)), Ok(2));
         let thread = loom::thread::spawn(move || {
             sender.send(&bytes_at(2, 1)).unwrap();
@@ -90,7 +90,7 @@ fn a_sender_without_credit_survives_a_peer_that_goes_down_and_reads_no_more() {
         let [sender, receiver] = connect_upgraded(8);
         assert_eq!(sender.try_send(&bytes_at(0, 2)), Ok(2));
         let thread = loom::thread::spawn(move || {
-            // Nobody makes room in the ring: only the kernel's buffer can take this byte.
+            // No thread makes room in the ring: only the kernel's buffer can take this byte.
             sender.send(&bytes_at(2, 1)).unwrap();
             sender.end().tx_mode()
         });
@@ -150,7 +150,7 @@ fn what_a_process_published_before_it_died_is_received() {
         let thread = loom::thread::spawn(move || {
             sender.try_send(&bytes_at(0, 1)).unwrap();
             sender.try_send(&bytes_at(1, 1)).unwrap();
-            // The kernel closes the carrier of a process that was killed; nobody publishes a
+            // The kernel closes the carrier of a process that was killed; no process publishes a
             // record.
             sender.carrier_out().end();
         });

@@ -7,8 +7,8 @@ use super::explore;
 use super::support::party::{Party, connect, connect_upgraded};
 use toehold_channel::sync::kill;
 
-/// Explores `model` with each number of steps after which its process is killed, until that process
-/// outlives all of them. The model says whether it did.
+/// Explores `model` with each number of steps after which its process is killed, until the process
+/// outlives its steps. The model returns whether it did.
 fn kill_after_each_step(
     preemptions: usize,
     model: impl Fn(u32) -> bool + Copy + Sync + Send + 'static,
@@ -24,7 +24,7 @@ fn kill_after_each_step(
             }
         });
         if !IS_KILLED.load(Relaxed) {
-            // Not in vain: even a send has some steps.
+            // A sanity check: even a send has some steps.
             assert!(steps > 5);
             return;
         }
@@ -98,7 +98,7 @@ fn a_receiver_goes_on_where_a_killed_one_stopped() {
         receiver.survive();
         let rest = receive_until(&receiver, 5);
         thread.join().unwrap();
-        // The call that was killed may have taken a byte with it.
+        // The call that was killed may have consumed a byte.
         assert!(got.len() + rest.len() >= 4 && rest.last() == Some(&5));
         got.extend(rest);
         assert_in_order(&got);
@@ -152,7 +152,7 @@ fn unread_bytes_come_once_or_the_connection_ends() {
         sender.survive();
         let is_reset = carrier.carrier_in().was_reset();
         if !is_reset {
-            // As every send begins where the peer wants the direction down.
+            // Every send begins like this when the peer wants the direction down.
             sender.go_down();
             sender.send(&[4]).unwrap();
         }

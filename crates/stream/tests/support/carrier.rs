@@ -1,5 +1,5 @@
-//! A carrier as far as a channel can tell: bytes in order, a bound on how many wait, an end that
-//! comes after them, and a way to sleep until there is something. The lock stands for the kernel.
+//! A carrier as a channel sees it: bytes in order, a bound on how many wait, an end after the
+//! bytes, and a way to sleep until there is a byte or the end. The lock stands for the kernel.
 
 use std::collections::VecDeque;
 
@@ -18,14 +18,14 @@ pub(crate) struct Carrier {
 #[derive(Default)]
 struct State {
     bytes: VecDeque<u8>,
-    /// Bytes that were ever given.
+    /// Bytes that were given since the beginning.
     given: u64,
     ended: bool,
     reset: bool,
 }
 
 impl Carrier {
-    /// An empty carrier on which at most `room_bytes` wait.
+    /// An empty carrier that holds at most `room_bytes`.
     pub(crate) fn new(room_bytes: usize) -> Carrier {
         Carrier {
             state: Mutex::new(State::default()),
@@ -48,7 +48,7 @@ impl Carrier {
         len
     }
 
-    /// Takes all of `bytes`, with room or without.
+    /// Takes all of `bytes`, even without room.
     pub(crate) fn send_anyway(&self, bytes: &[u8]) {
         let mut state = self.state.lock().unwrap();
         assert!(!state.ended, "a byte was sent after the end");
@@ -59,13 +59,13 @@ impl Carrier {
         returns();
     }
 
-    /// No more bytes will come.
+    /// Ends the carrier: no more bytes will come.
     pub(crate) fn end(&self) {
         self.state.lock().unwrap().ended = true;
         self.changed.notify_all();
     }
 
-    /// The first `len` bytes, or fewer; stays when `peek`.
+    /// The first `len` bytes, or fewer. The bytes stay when `peek` is true.
     pub(crate) fn receive(&self, len: usize, peek: bool) -> Vec<u8> {
         let mut state = self.state.lock().unwrap();
         let len = len.min(state.bytes.len());
@@ -92,7 +92,7 @@ impl Carrier {
         state.given - state.bytes.len() as u64
     }
 
-    /// Ends it at once.
+    /// Resets the carrier.
     #[cfg(loom)]
     pub(crate) fn reset(&self) {
         let mut state = self.state.lock().unwrap();
@@ -101,7 +101,7 @@ impl Carrier {
         self.changed.notify_all();
     }
 
-    /// True when its end was a reset.
+    /// True when the carrier was reset.
     #[cfg(loom)]
     pub(crate) fn was_reset(&self) -> bool {
         self.state.lock().unwrap().reset

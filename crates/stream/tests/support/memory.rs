@@ -1,5 +1,5 @@
-//! The memory behind a channel: a region as the adapter makes it, or, under the model checker,
-//! control words that loom made and ring bytes that report every unsynchronised access.
+//! The memory behind a channel: a region as the adapter makes it. Under the model checker it is
+//! control words that loom made, and ring bytes that report every unsynchronised access.
 
 use toehold_channel::layout::CAPACITY_LOG2_MIN;
 use toehold_channel::ring::Stretches;
@@ -12,7 +12,7 @@ pub(crate) use heap::Memory;
 #[cfg(loom)]
 pub(crate) use model::Memory;
 
-/// Changes one end's words as attaching does.
+/// Changes one end's words as attaching changes them.
 pub(crate) fn attach(end: &End<'_>) {
     end.entry
         .tx_capacity_log2
@@ -55,13 +55,13 @@ mod heap {
             Memory(base)
         }
 
-        /// One end of the channel in it.
+        /// One end of the channel in this region.
         pub(crate) fn end<'a>(&'a self, entry: &'a Entry, side: usize) -> End<'a> {
             // SAFETY: REGION_BYTES long, page-aligned, zeroed, and borrowed for as long as the end.
             unsafe { End::at(entry, self.0, side) }
         }
 
-        /// Every word before the first ring, for somebody who scribbles on it.
+        /// Every word before the first ring, for a test that overwrites words at random.
         pub(crate) fn control_words(&self) -> &[core::sync::atomic::AtomicU32] {
             // SAFETY: aligned, zeroed, shared as atomics everywhere; mixed sizes are what a hostile
             // peer would use, too, and x86 and AArch64 define them.
@@ -131,13 +131,13 @@ mod model {
             }
         }
 
-        /// One end of the channel in it.
+        /// One end of the channel in this memory.
         pub(crate) fn end<'a>(&'a self, entry: &'a Entry, side: usize) -> End<'a> {
             End::new(entry, &self.control, core::ptr::null_mut(), side)
         }
 
-        /// Puts `bytes` at `stretches` of the ring that `side` writes. loom fails the test when a
-        /// reader is not done with them.
+        /// Writes `bytes` at `stretches` of the ring that `side` writes. loom fails the test when a
+        /// reader is still using these cells.
         pub(crate) fn write(&self, side: usize, stretches: Stretches, bytes: &[u8]) {
             let mut bytes = bytes.iter();
             for (offset, len) in stretches {
@@ -150,8 +150,8 @@ mod model {
             assert!(bytes.next().is_none());
         }
 
-        /// The bytes at `stretches` of the ring that `side` writes. loom fails the test when their
-        /// writing did not happen before.
+        /// The bytes at `stretches` of the ring that `side` writes. loom fails the test unless they
+        /// were written before (happens-before).
         pub(crate) fn read(&self, side: usize, stretches: Stretches) -> Vec<u8> {
             let cells = stretches
                 .iter()

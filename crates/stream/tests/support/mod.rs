@@ -8,16 +8,16 @@ pub(crate) mod party;
 #[cfg(not(loom))]
 pub(crate) mod walk;
 
-/// Under the model checker each side is one thread, so its locks are always free: a lock that costs
-/// no schedules.
+/// Under the model checker each side is one thread, so its locks are always free. This lock adds no
+/// schedules.
 #[cfg(loom)]
 pub(crate) mod single {
     use std::cell::{Cell, RefCell, RefMut};
     use std::convert::Infallible;
     use std::ops::{Deref, DerefMut};
 
-    /// A mutex for one thread at a time; taking it twice panics. It notices an owner that is
-    /// killed.
+    /// A mutex for one thread at a time; taking it twice panics. The next owner learns whether an
+    /// owner was killed.
     pub(crate) struct Lock<T> {
         value: RefCell<T>,
         is_of_the_dead: Cell<bool>,
@@ -30,7 +30,7 @@ pub(crate) mod single {
     }
 
     impl<T> Held<'_, T> {
-        /// True when the last owner was killed with the lock.
+        /// True when the last owner was killed while it held the lock.
         pub(crate) fn is_inherited(&self) -> bool {
             self.lock.is_of_the_dead.take()
         }
@@ -71,7 +71,7 @@ pub(crate) mod single {
             }
         }
 
-        /// Takes it.
+        /// Takes the lock.
         pub(crate) fn lock(&self) -> Result<Held<'_, T>, Infallible> {
             Ok(Held {
                 value: self.value.borrow_mut(),

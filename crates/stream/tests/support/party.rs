@@ -1,6 +1,6 @@
-//! One end of a connection the way the socket layer drives it, without sockets: the same order of
-//! the same calls on [`End`], with a model carrier. Used by the model checker, the property tests
-//! and the stress test.
+//! One end of a connection as the socket layer drives it, without sockets: the same calls on
+//! [`End`] in the same order, with a model carrier. The model checker, the property tests and the
+//! stress test use it.
 
 use std::sync::Arc;
 
@@ -30,10 +30,10 @@ type Held<'a> = std::sync::MutexGuard<'a, ()>;
 pub(crate) struct Connection {
     memory: Memory,
     entries: [Entry; 2],
-    /// By the side that sends on it.
+    /// Indexed by the side that sends on the carrier.
     carriers: [Carrier; 2],
-    /// By side: held while sending, while receiving, and around the count of sleepers with the wake
-    /// word.
+    /// Indexed by side: one lock for sending, one for receiving, and one for the count of sleepers
+    /// with the wake word.
     sending: [Lock<()>; 2],
     receiving: [Lock<()>; 2],
     sleepers: [Lock<u32>; 2],
@@ -51,14 +51,14 @@ pub(crate) struct Party {
 pub(crate) enum Received {
     /// Bytes, at least one.
     Bytes(Vec<u8>),
-    /// Nothing yet.
+    /// No bytes yet.
     Nothing,
-    /// Nothing ever.
+    /// No bytes ever again.
     End,
 }
 
-/// A fresh connection on a carrier that holds `room_bytes` a direction, both ends attached, both
-/// directions on the carrier.
+/// A fresh connection. Its carrier holds `room_bytes` in each direction; both ends are attached,
+/// and both directions are on the carrier.
 pub(crate) fn connect(room_bytes: usize) -> [Party; 2] {
     let connection = Arc::new(Connection {
         memory: Memory::new(),
@@ -113,7 +113,7 @@ impl Party {
         &self.connection.carriers[1 - self.side]
     }
 
-    /// Takes the send lock; repairs what a killed owner has left.
+    /// Takes the send lock; repairs the state that a killed owner has left.
     fn lock_sending(&self) -> Held<'_> {
         let held = self.connection.sending[self.side].lock().unwrap();
         #[cfg(loom)]
@@ -128,7 +128,7 @@ impl Party {
         held
     }
 
-    /// Takes the receive lock; repairs what a killed owner has left.
+    /// Takes the receive lock; repairs the state that a killed owner has left.
     fn lock_receiving(&self) -> Held<'_> {
         let held = self.connection.receiving[self.side].lock().unwrap();
         #[cfg(loom)]
@@ -146,16 +146,16 @@ impl Party {
         held
     }
 
-    /// Another member of the family was killed: it sleeps no more.
+    /// Another member of the family was killed: its sleep no longer counts.
     #[cfg(loom)]
     pub(crate) fn survive(&self) {
         *self.connection.sleepers[self.side].lock().unwrap() = 0;
-        // As a thread does that is about to wait.
+        // A thread that is about to wait does so, too.
         drop(self.lock_receiving());
         drop(self.lock_sending());
     }
 
-    /// Sends what can be sent now and says how much that was.
+    /// Sends the bytes that can be sent now and returns their number.
     pub(crate) fn try_send(&self, bytes: &[u8]) -> Result<usize, Fault> {
         let _held = self.lock_sending();
         let end = self.end();
@@ -199,7 +199,8 @@ impl Party {
     pub(crate) fn try_receive(&self, len: usize, peek: bool) -> Result<Received, Fault> {
         let _receiving = self.lock_receiving();
         let (received, look_for_sleeper) = self.receive_step(len, peek)?;
-        // Inside the receive lock, as in the socket layer: whoever takes it over owes the bell.
+        // Inside the receive lock, as in the socket layer: a process that takes the lock over must
+        // ring.
         let end = self.end();
         if look_for_sleeper && end.is_asked_for_credit() {
             let _sending = self.lock_sending();
@@ -261,8 +262,8 @@ impl Party {
         }
     }
 
-    /// The count and the end are two looks, in this order: bytes may come in between, and the end
-    /// after them.
+    /// The count and the end are read one after the other, in this order: bytes may come in
+    /// between, and the end after the bytes.
     fn look(&self, carrier: &Carrier) -> next::Carrier {
         match carrier.waiting() {
             0 if carrier.is_at_end() => next::Carrier::Ended,
@@ -271,7 +272,7 @@ impl Party {
         }
     }
 
-    /// Receives up to `len` bytes, sleeping until there are some; none at the end of the stream.
+    /// Receives up to `len` bytes; sleeps until there are some. No bytes at the end of the stream.
     pub(crate) fn receive(&self, len: usize) -> Result<Vec<u8>, Fault> {
         loop {
             match self.try_receive(len, false)? {
@@ -296,7 +297,7 @@ impl Party {
         self.drain_doorbells(&self.end(), seen as u64);
     }
 
-    /// Asks for what is unread in the ring by the carrier.
+    /// Asks the peer to send the unread bytes of the ring by the carrier.
     pub(crate) fn ask_to_resend(&self) -> bool {
         let _held = self.lock_receiving();
         self.end().ask_to_resend()
@@ -318,8 +319,8 @@ impl Party {
         self.carrier_out().end();
     }
 
-    /// Ends our direction where it is: in its ring, unless the peer wants what it has not read by
-    /// the carrier.
+    /// Ends our direction in place: in its ring, unless the peer asks for its unread bytes by the
+    /// carrier.
     #[cfg(loom)]
     pub(crate) fn close(&self) {
         let _held = self.lock_sending();
@@ -330,14 +331,14 @@ impl Party {
         self.carrier_out().end();
     }
 
-    /// Leaves the channel, if both directions are on the carrier and both ends know.
+    /// Leaves the channel, if both directions are on the carrier and both ends know that.
     pub(crate) fn try_leave(&self) -> Result<bool, Fault> {
         let _receiving = self.lock_receiving();
         let _sending = self.lock_sending();
         self.end().try_leave()
     }
 
-    /// Writes over both rings, as who frees them does.
+    /// Writes over both rings, as the end that frees them does.
     #[cfg(loom)]
     pub(crate) fn overwrite_rings(&self) {
         use toehold_channel::layout::CAPACITY_LOG2_MIN;
@@ -373,7 +374,7 @@ impl Party {
         Ok(())
     }
 
-    /// Asks for a doorbell, as a thread does that is about to sleep.
+    /// Asks for a doorbell, as a thread does before it sleeps.
     #[cfg(loom)]
     pub(crate) fn ask_for_doorbell(&self) {
         let bell = WakeWord::Bell.to_word();
@@ -381,7 +382,7 @@ impl Party {
         fence(Ordering::SeqCst);
     }
 
-    /// Begins a call of the library's: our direction follows the peer's wish.
+    /// Begins a call of the library: our direction follows the peer's wish.
     #[cfg(loom)]
     pub(crate) fn attend(&self) {
         let _held = self.lock_sending();
@@ -391,7 +392,7 @@ impl Party {
         }
     }
 
-    /// A program that knows nothing of rings gets the carrier, too.
+    /// Shares the carrier with a program that knows nothing of rings.
     #[cfg(loom)]
     pub(crate) fn lend(&self) {
         use toehold_stream::leaving::Refusal;
@@ -416,14 +417,15 @@ impl Party {
         }
     }
 
-    /// A doorbell that nobody asked for.
+    /// Rings although no sleeper has asked for a doorbell.
     #[cfg(loom)]
     pub(crate) fn ring_once(&self) {
         let _held = self.lock_sending();
         let _ = self.ring(&self.end());
     }
 
-    /// One byte on the carrier; a full carrier needs none. False when the peer is silent.
+    /// Sends a doorbell: one byte on the carrier. A full carrier needs none. False when the peer is
+    /// silent.
     fn ring(&self, end: &End<'_>) -> bool {
         assert_eq!(end.tx_mode(), Mode::Ring, "the bell would be data");
         end.ring(|| {
@@ -439,7 +441,7 @@ impl Party {
         })
     }
 
-    /// Takes doorbells off the carrier unless a sleeper has yet to be woken by them. Callers hold
+    /// Takes doorbells off the carrier, except those that have yet to wake a sleeper. Callers hold
     /// the receive lock.
     fn drain_doorbells(&self, end: &End<'_>, most: u64) {
         let waiting = end.doorbells(|| self.carrier_in().waiting() as u64);
@@ -507,7 +509,7 @@ impl Party {
             asked == Credit::WillRing
         };
         if sleep && !self.carrier_in().wait_for_byte() {
-            // The incoming direction ended: nobody can ring us.
+            // The incoming direction ended, so the peer cannot ring.
             self.go_down();
         }
         end.stop_asking();

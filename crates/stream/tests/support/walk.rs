@@ -1,5 +1,6 @@
-//! A victim in a region whose every word somebody else rewrites: bytes decide what is written where
-//! and what the victim does next. Shared by the seeded test, the corpus and the fuzzer.
+//! A victim in a region whose words another thread rewrites. The bytes of a script choose the
+//! words, their values, and the victim's next call. The seeded test, the corpus and the fuzzer
+//! share this file.
 
 use super::party::{Party, connect, connect_upgraded};
 use std::sync::atomic::Ordering;
@@ -24,8 +25,8 @@ const CARRIER_BYTES: usize = 600;
 /// Longest send or receive of the victim: longer than the largest ring.
 const CALL_BYTES_MAX: usize = (1 << CAPACITY_LOG2_MAX) + 1000;
 
-/// Walks by `script`. Panics when the victim leaves its ring, believes in more credit than a ring
-/// has, or trips over itself.
+/// Plays `script`. Panics when the victim leaves its ring, accepts more credit than a ring has, or
+/// breaks an invariant of its own.
 pub(crate) fn walk(script: &[u8]) -> Walked {
     let parties = match script.first() {
         Some(byte) if byte % 2 == 0 => connect(CARRIER_BYTES),
@@ -45,7 +46,7 @@ pub(crate) fn walk(script: &[u8]) -> Walked {
     walked
 }
 
-/// Overwrites one word, more often than not with something that is nearly right.
+/// Overwrites one word, usually with a value that is nearly right.
 fn rewrite(victim: &Party, choice: u64) {
     let words = victim.memory().control_words();
     let entry = victim.end().entry;
