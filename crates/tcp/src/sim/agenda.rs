@@ -1,4 +1,5 @@
-//! The event queue of the simulation: by time, and at one time in the order of insertion.
+//! The event queue of the simulation: sorted by time; events of one time stay in the order of
+//! insertion.
 
 use core::cmp::Reverse;
 use std::collections::BinaryHeap;

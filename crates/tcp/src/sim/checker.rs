@@ -1,5 +1,5 @@
-//! An observer on every link that knows TCP independently of the engine: it reads frames with its
-//! own parser, and remembers for each connection which segments each side may send next.
+//! An observer on every link that checks TCP independently of the engine. It parses frames with its
+//! own parser, and records for each connection the segments that each side may send next.
 //!
 //! Checks of every segment sent:
 //! - it is no larger than the link and the remote's MSS allow, and its checksums are right;
@@ -187,22 +187,22 @@ pub(super) fn ip_sum(packet: &[u8]) -> u16 {
 #[derive(Debug, Default)]
 struct Side {
     isn: Option<u32>,
-    /// One beyond the highest position it has sent.
+    /// One beyond the highest position that this side has sent.
     sent_end: u64,
-    /// The highest acknowledgement it has sent.
+    /// The highest acknowledgement that this side has sent.
     acked: u64,
-    /// The right edge of the window it has offered.
+    /// The right edge of the window that this side has offered.
     edge: u64,
-    /// The highest right edge of the other side's windows that has reached it.
+    /// The highest right edge of the other side's windows that has reached this side.
     may_send_to: u64,
     scale: Option<u8>,
     mss: Option<u16>,
     timestamp: Option<u32>,
     fin_at: Option<u64>,
     /// Several SYN cookies with different sequence numbers are in use; the checker cannot know
-    /// which one counts.
+    /// which of them the remote will answer.
     is_ambiguous: bool,
-    /// It has sent a reset, or has given up, and has no state.
+    /// This side has sent a reset or has given up, and has no state.
     is_forgotten: bool,
 }
 
@@ -222,7 +222,7 @@ struct Conversation {
     sides: [Side; 2],
     /// The names of the streams that the sides send.
     names: [Option<u64>; 2],
-    /// One of them has sent something other than a reset.
+    /// One side has sent a segment other than a reset.
     has_begun: bool,
 }
 
@@ -348,12 +348,13 @@ impl Checker {
             if packet.flags & ACK == 0 && !is_simultaneous {
                 *other = Side::default();
             } else {
-                // The window that had reached it came in a SYN, before it had a sequence number.
+                // The window that reached this side came in a SYN, before this side had a sequence
+                // number.
                 side.may_send_to = other.edge_of_syn();
             }
         }
         if packet.flags & SYN != 0 {
-            // A repeated SYN may have another MSS after the link has changed; either may have
+            // A repeated SYN may have another MSS after the link has changed; either SYN may have
             // arrived.
             side.mss = side.mss.max(packet.mss);
         }
@@ -362,7 +363,7 @@ impl Checker {
         }
     }
 
-    /// An end has given its connection up without telling the other.
+    /// One end has given up its connection without telling the other end.
     pub(crate) fn given_up(&mut self, local: SocketAddr, remote: SocketAddr) {
         let (ends, side) = Ends::new(local, remote);
         if let Some(conversation) = self.conversations.get_mut(&ends)
@@ -462,7 +463,7 @@ fn check(name: Option<u64>, side: &mut Side, other: &Side, packet: &Packet<'_>) 
             "a segment larger than the MSS of {mss}"
         );
     }
-    // A probe of a window that closed before the first byte has the SYN's number.
+    // A probe of a window that closed before the first byte has the sequence number of the SYN.
     let offset = (start + has_syn).checked_sub(1);
     if let (Some(name), Some(offset)) = (name, offset)
         && let Some(at) = pattern::first_difference(name, offset, packet.payload)
@@ -479,8 +480,8 @@ fn check(name: Option<u64>, side: &mut Side, other: &Side, packet: &Packet<'_>) 
         assert!(!older, "a timestamp that runs backwards: {packet:?}");
         side.timestamp = Some(value);
     }
-    // A SYN-ACK may carry a cookie, whose sender has no state: not even of a connection that the
-    // cookie opened before.
+    // A SYN-ACK may carry a cookie. The sender of a cookie has no state, not even of a connection
+    // that the cookie opened before.
     if packet.flags & ACK != 0
         && has_syn == 0
         && let Some(ack) = other.position(packet.ack, other.sent_end)
@@ -537,8 +538,8 @@ fn check_acknowledgement(side: &mut Side, other: &Side, packet: &Packet<'_>, ack
         ) else {
             continue;
         };
-        // A number before the first: the receiver may have got a late segment of an earlier
-        // connection of these endpoints twice (RFC 2883).
+        // The block is before the first sequence number: the receiver may have received a late
+        // segment of an earlier connection of these endpoints twice (RFC 2883).
         let is_earlier = end > i64::MAX as u64;
         assert!(
             is_earlier || start < end && end <= other.sent_end,

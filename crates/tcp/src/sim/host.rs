@@ -185,15 +185,15 @@ pub(crate) struct Rings {
     pub(crate) early: BTreeMap<ConnectionId, Vec<(u64, Vec<u8>)>>,
     pub(crate) random: Option<Random>,
     pub(crate) no_room_per_million: u32,
-    /// Larger pieces are refused; `None`: the host accepts all that its windows allow.
+    /// The host refuses larger pieces; `None`: the host accepts all bytes that its windows allow.
     pub(crate) piece_bytes_max: Option<usize>,
     /// Chance per million arrivals that bytes beyond gaps are discarded.
     pub(crate) discards_per_million: u32,
 }
 
 impl Rings {
-    /// Writes payload to the expected place, right or wrong; true when there was room for all of
-    /// it.
+    /// Writes payload to the expected place, whether the guess is right or wrong; true when there
+    /// was room for all of the payload.
     pub(crate) fn write_early(&mut self, expected: Expected, bytes: &[u8]) -> bool {
         let Some(program) = self.programs.get_mut(&expected.connection) else {
             return false;
@@ -216,7 +216,8 @@ impl Memory for Rings {
             return Err(NoRoom);
         }
         let Some(program) = self.programs.get_mut(&id) else {
-            // RFC 9293 lets a receiver keep or drop data that arrives before its user is there.
+            // RFC 9293 lets a receiver keep or drop data that arrives before the program has the
+            // connection.
             let early = self.early.entry(id).or_default();
             if early.len() >= 64 {
                 return Err(NoRoom);
@@ -261,7 +262,7 @@ pub(super) struct Host {
     pub(super) listener: ListenerId,
     /// The earliest wake-up in the event queue.
     pub(super) wake_at: Instant,
-    /// When its link accepts frames again.
+    /// The time at which the link of this host accepts frames again.
     pub(super) link_ready_at: Instant,
     /// The number of records in its scoreboards at the last check, and steps since then.
     pub(super) records: usize,
@@ -290,7 +291,8 @@ impl Host {
         engine.handle_frame(now, frame, offload, rings);
     }
 
-    /// A host that is short of memory discards what it has reported by SACK (RFC 2018 section 8).
+    /// A host that is short of memory discards bytes that it has reported by SACK (RFC 2018 section
+    /// 8).
     fn discard_sometimes(&mut self) {
         let Rings {
             programs,

@@ -1,4 +1,4 @@
-//! Impairments by links and routers: they divide packets, mark them, damage them and answer them.
+//! Impairments by links and routers: they divide, mark and damage packets, and report errors.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -172,7 +172,7 @@ pub(super) fn mark_congestion(packet: &mut [u8]) {
     }
 }
 
-/// Shrinks the window of a packet, like a remote that takes back a window it had offered.
+/// Shrinks the window of a packet, like a remote that takes back a window that it has offered.
 pub(super) fn shrink_window(packet: &mut [u8], random: &mut Random) {
     let Some(read) = checker::parse(packet) else {
         return;

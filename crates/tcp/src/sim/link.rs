@@ -128,7 +128,7 @@ pub(crate) enum Fate {
     /// Arrives, perhaps twice, perhaps changed.
     Arrives {
         at: Instant,
-        /// When a copy of it arrives.
+        /// The arrival time of a copy of the frame.
         again_at: Option<Instant>,
         mark: bool,
         corrupt: bool,

@@ -58,8 +58,8 @@ mod tests {
         assert!(simultaneous > 5, "{simultaneous} opened from both sides");
     }
 
-    /// Some of the first seeds are flooded with SYNs: cookies go out to hosts that do not exist,
-    /// and come back from those that do.
+    /// Some of the first seeds are flooded with SYNs. Cookies go out to hosts that do not exist,
+    /// and real hosts return theirs.
     #[test]
     fn floods_are_withstood() {
         let reports: Vec<_> = (0..40).map(|seed| run(seed, false)).collect();
@@ -110,14 +110,15 @@ mod tests {
     }
 
     /// An outage interrupts a BBR flow before anything was measured. Neither the outage nor
-    /// acknowledgements that arrive at one time keep the flow at ten bytes per second.
+    /// acknowledgements that arrive together may keep the flow at ten bytes per second.
     #[test]
     fn a_flow_does_not_take_an_outage_for_the_path() {
         assert!(run(88_820_926, false).virtual_time < Duration::from_secs(3_600));
     }
 
-    /// An end shrinks its window while the other end's window was reopened only by an old segment.
-    /// So this end could not send the data for which it waits: it must not shrink the window.
+    /// An end must not shrink its window while the other end's window is closed. The segment that
+    /// reopens the other end's window would look like an old segment, so this end could never send
+    /// the data whose acknowledgement it waits for.
     #[test]
     fn a_window_is_not_taken_back_from_an_end_that_has_closed_its_own() {
         assert!(run(88_712_114, false).bytes > 0);
@@ -142,8 +143,8 @@ mod tests {
         assert!(run(80_373_309, false).virtual_time < Duration::from_secs(7_200));
     }
 
-    /// Keepalive probes give up a remote whose answers were lost, although no program waits for it
-    /// any more. The remote may then wait for ever.
+    /// Keepalive probes give up a remote whose answers were lost, after the program has released
+    /// the connection. The remote may then wait for ever.
     #[test]
     fn whoever_was_let_go_may_be_given_up_by_keepalive() {
         assert!(run(80_483_148, false).bytes > 0);
@@ -156,8 +157,8 @@ mod tests {
         assert!(run(80_078_462, false).bytes > 0);
     }
 
-    /// A remote shrinks its window below data in flight, until its own bytes are acknowledged. With
-    /// acknowledgements beyond the window's edge both ends gave up.
+    /// A remote shrinks its window below the data in flight, until its own bytes are acknowledged.
+    /// When the acknowledgements had numbers beyond the window's edge, both ends gave up.
     #[test]
     fn a_remote_that_takes_its_window_back_is_acknowledged() {
         // In the second seed, the FIN is outside the window.
@@ -166,9 +167,9 @@ mod tests {
         }
     }
 
-    /// A black hole on the path of a remote that shrinks its window: its segments show that it is
-    /// alive. Nothing is retransmitted beyond the window, where the acknowledgement in it would be
-    /// lost, too.
+    /// A black hole lies on the path of a remote that shrinks its window. The remote's segments
+    /// show that it is alive. The engine retransmits nothing beyond the window: the acknowledgement
+    /// in such a segment would be lost, too.
     #[test]
     fn a_remote_that_has_taken_its_window_back_lives() {
         for seed in [86_211_604, 86_608_308] {
@@ -212,7 +213,7 @@ mod tests {
         }
     }
 
-    /// Shares of two transfers over a bottleneck with a buffer of one bandwidth-delay product.
+    /// The shares of two transfers over a bottleneck with a buffer of one bandwidth-delay product.
     fn shares(seed: u64, first: CongestionControl, second: CongestionControl) -> [f64; 2] {
         let mut scenario = Scenario::bottleneck(seed, first, 2, Duration::from_secs(60));
         scenario.transfers[1].options.congestion = second;
@@ -223,8 +224,8 @@ mod tests {
         [bytes[0] as f64 / sum, bytes[1] as f64 / sum]
     }
 
-    /// BBR gets at least two fifths beside BBR, whichever begins first; and a loss-based competitor
-    /// gets a part.
+    /// BBR gets at least two fifths beside BBR, whichever transfer begins first. A loss-based
+    /// competitor gets a share, too.
     #[test]
     fn bbr_shares_a_bottleneck_with_itself_and_with_others() {
         use CongestionControl::{Bbr, Cubic, NewReno};
@@ -243,8 +244,8 @@ mod tests {
     /// The time of two packets at the bottleneck.
     const JITTER: Duration = Duration::from_micros(1_200);
 
-    /// The part of a bottleneck that a transfer gets beside a sender of another implementation. The
-    /// buffer holds one bandwidth-delay product.
+    /// The share of a bottleneck that a transfer gets beside a sender of another implementation.
+    /// The buffer holds one bandwidth-delay product.
     fn share_beside(seed: u64, congestion: CongestionControl, rival: RivalKind) -> f64 {
         let scenario = Scenario::bottleneck(seed, congestion, 1, Duration::from_secs(60));
         let scenario = scenario.with_jitter(JITTER).beside(rival);
@@ -260,7 +261,7 @@ mod tests {
         shares.sum::<f64>() / seeds as f64
     }
 
-    /// BBR keeps its part beside a sender that ignores loss, and leaves a part to senders that
+    /// BBR keeps its share beside a sender that ignores loss, and leaves a share to senders that
     /// react to loss.
     #[test]
     fn bbr_shares_a_bottleneck_with_the_senders_of_others() {
@@ -331,8 +332,8 @@ mod tests {
         }
     }
 
-    /// A window of a megabyte is a tenth of the bytes in flight on a long fast path: windows reach
-    /// the bandwidth-delay product.
+    /// A window of a megabyte is a tenth of the bytes in flight on a long fast path: windows must
+    /// grow to the bandwidth-delay product.
     #[test]
     fn windows_reach_bandwidth_times_delay() {
         // 512 Mbit/s: 6.4 MB are in flight when the round trip takes 100 ms.

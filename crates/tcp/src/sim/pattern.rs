@@ -1,4 +1,4 @@
-//! The bytes that programs send. Each stream's bytes follow from its name, so that any part of them
+//! The bytes that programs send. A stream's bytes follow from its name, so any part of the stream
 //! can be checked.
 
 /// Eight bytes of the stream called `name`, from `8 * index` on.

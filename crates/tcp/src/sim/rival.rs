@@ -1,7 +1,7 @@
 //! Senders of other implementations, which compete with the engine's for a link.
 //!
-//! A rival has packets of one size and no stream. It notices a lost packet when three later ones
-//! have arrived, and sends another. Its congestion controls follow those of Linux (`tcp_bbr.c`,
+//! A rival has packets of one size and no stream. When three later packets have arrived, it counts
+//! a packet as lost and sends another. Its congestion controls follow those of Linux (`tcp_bbr.c`,
 //! which is BBR's first version, and `tcp_cubic.c`) and share no code with the engine's. Absent:
 //! the long-term rate of BBR against policers, and its allowance for acknowledgements that arrive
 //! together.
@@ -15,18 +15,18 @@ mod cubic;
 
 /// A full packet of a path of 1500 bytes.
 pub(crate) const PACKET_BYTES: usize = 1_500;
-/// Its payload, beside headers with a timestamp.
+/// The payload of a full packet, beside headers with a timestamp.
 const PAYLOAD_BYTES: usize = PACKET_BYTES - 52;
-/// How many packets may overtake a packet before it is assumed lost.
+/// The number of packets that may overtake a packet before it is assumed lost.
 const REORDERING: u64 = 3;
-/// After this long without an answer everything in flight is assumed lost.
+/// After this long without an answer, every packet in flight is assumed lost.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 const INITIAL_WINDOW: f64 = 10.0;
 
 /// The congestion control of a rival.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// BBR, version 1: takes no notice of loss.
+    /// BBR, version 1: ignores loss.
     BbrOne,
     /// CUBIC, not paced.
     Cubic,
@@ -40,7 +40,7 @@ enum Control {
     Window(cubic::Window),
 }
 
-/// A packet in flight, with what a delivery rate is made of.
+/// A packet in flight, with the inputs of a delivery rate.
 #[derive(Debug)]
 struct Packet {
     number: u64,
@@ -50,7 +50,7 @@ struct Packet {
     first_sent_at: Instant,
 }
 
-/// An answer's news for the congestion control; counts are of packets.
+/// The input of the congestion control from one answer; counts are in packets.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     now: Instant,
@@ -75,12 +75,12 @@ pub(crate) struct Rival {
     delivered_at: Instant,
     first_sent_at: Instant,
     round_end: u64,
-    /// Losses of packets before this one are one event.
+    /// Losses of packets before this number are one event.
     recovery_end: u64,
     is_recovering: bool,
     pace_at: Instant,
     wake_at: Instant,
-    /// A packet that has arrived, and whose answer waits for the next one.
+    /// A packet that has arrived; its answer waits for the next packet.
     pub(crate) unanswered: Option<u64>,
 }
 
@@ -110,7 +110,7 @@ impl Rival {
         self.delivered * PAYLOAD_BYTES as u64
     }
 
-    /// The number of a packet that leaves now, if one may.
+    /// Sends a packet now, if the window and the pace allow one; returns its number.
     pub(crate) fn send(&mut self, now: Instant) -> Option<u64> {
         let window = match &self.control {
             Control::Bbr(bbr) => bbr.window,
@@ -140,7 +140,7 @@ impl Rival {
         Some(number)
     }
 
-    /// When the rival has something to do if nothing is answered before, unless it is to be woken
+    /// The time of the rival's next action if no answer comes before; `None` if it will be woken
     /// earlier anyway.
     pub(crate) fn next_wake(&mut self, now: Instant) -> Option<Instant> {
         let at = if self.pace_at > now {
@@ -155,7 +155,7 @@ impl Rival {
         })
     }
 
-    /// Nothing has been answered for long.
+    /// Checks whether no answer has come for a long time.
     pub(crate) fn look_for_silence(&mut self, now: Instant) {
         let is_silent = now.since(self.delivered_at) >= SILENCE_MAX;
         let is_old = |packet: &Packet| now.since(packet.sent_at) >= SILENCE_MAX;

@@ -1,26 +1,26 @@
-//! The programs of the simulation: how each uses its connection.
+//! The programs of the simulation: the way in which each program uses its connection.
 
 use crate::{Duration, Random};
 
 /// The behaviour of the program at one end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Role {
-    /// How much it sends.
+    /// The number of bytes that the program sends.
     pub bytes: u64,
-    /// The most it writes at a time.
+    /// The most bytes that the program writes at a time.
     pub write_bytes_max: u64,
-    /// How much may be unacknowledged.
+    /// The most bytes that may be unacknowledged.
     pub send_buffer_bytes: u64,
     /// Pause between writes.
     pub think: Duration,
-    /// How much it reads at a time; what it does not read stays in the window.
+    /// The bytes that the program reads at a time; unread bytes stay in the window.
     pub read_bytes_max: u64,
     /// Pause between reads: a slow reader closes its window.
     pub read_pause: Duration,
-    /// Gives up, with a reset, after having received this much.
+    /// The program gives up, with a reset, after it has received this many bytes.
     pub aborts_after: Option<u64>,
-    /// Lets go of the connection as soon as it has said and read everything, as `close` does, and
-    /// does not wait for its end.
+    /// The program releases the connection as soon as it has written and read everything, as
+    /// `close` does. It does not wait for the end of the connection.
     pub lets_go: bool,
 }
 

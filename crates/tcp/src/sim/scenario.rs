@@ -34,7 +34,8 @@ pub struct Scenario {
     pub(crate) server_options: Options,
     /// The properties of each host's engine.
     pub(crate) traits: Vec<Traits>,
-    /// Per host: how fast its clock runs, in parts per million, and when it began.
+    /// For each host: the error of its clock in parts per million, and the time at which the clock
+    /// began.
     pub(crate) clock_ppm: Vec<i64>,
     pub(crate) clock_offset: Vec<Duration>,
     /// Chance per million that a host has no room for payload.
@@ -48,22 +49,22 @@ pub struct Scenario {
     /// SYNs in the names of hosts that do not exist, per second and in total.
     pub(crate) syns_per_second: u32,
     pub(crate) syns: u32,
-    /// When a host loses all its state.
+    /// The times at which a host loses all its state.
     pub(crate) reboots: Vec<(usize, Duration)>,
-    /// When a host's link takes packets of another size, and which.
+    /// The times at which a host's link changes its largest packet, and the new size.
     pub(crate) mtu_changes: Vec<(usize, Duration, u16)>,
-    /// When a host's memory is short.
+    /// The times at which a host's memory is short.
     pub(crate) shortages: Vec<Shortage>,
-    /// Ends of transfers that shrink their window.
+    /// The ends of transfers that shrink their window.
     pub(crate) withdrawals: Vec<Withdrawal>,
     /// Hosts that acknowledge data that has not arrived.
     pub(crate) optimists: Vec<usize>,
-    /// Connections that listeners let Fast Open open before their handshake is over. Not zero:
-    /// clients send payload with their SYN, too.
+    /// The most connections of a listener that Fast Open may open before their handshake is over.
+    /// If this is not zero, clients send payload with their SYN, too.
     pub(crate) fast_open_pending_max: usize,
     /// Senders that compete for the first host's outgoing link.
     pub(crate) rivals: Vec<Kind>,
-    /// The simulation stops here, done or not; `None`: it must finish by itself.
+    /// The simulation stops at this time, even unfinished; `None`: it must finish by itself.
     pub(crate) stop_after: Option<Duration>,
 }
 
@@ -73,9 +74,9 @@ pub(crate) struct Shortage {
     pub(crate) host: usize,
     pub(crate) from: Duration,
     pub(crate) until: Duration,
-    /// Larger pieces of payload are refused meanwhile.
+    /// The host refuses larger pieces of payload meanwhile.
     pub(crate) piece_bytes_max: usize,
-    /// How often, in a million arrivals, the host discards what it has ahead of gaps.
+    /// The number of times, in a million arrivals, that the host discards its bytes beyond gaps.
     pub(crate) discards_per_million: u32,
 }
 
@@ -200,8 +201,8 @@ impl Scenario {
         scenario
     }
 
-    /// From a generator of its own: a seed without a flood gives the scenario that it gave before
-    /// floods existed.
+    /// Draws the flood from a generator of its own: a seed without a flood gives the scenario that
+    /// it gave before floods existed.
     fn draw_flood(&mut self) {
         let mut random = Random::new(self.seed ^ 0x7031_f100_d000_0001);
         if random.below(6) == 0 {
@@ -284,7 +285,7 @@ impl Scenario {
         }
     }
 
-    /// Draws the ends that take very small segments only, from a generator of their own.
+    /// Draws the ends that accept only very small segments, from a generator of their own.
     fn draw_small_segments(&mut self) {
         let mut random = Random::new(self.seed ^ 0x7031_5a11_0550_0001);
         let ends = self
@@ -299,8 +300,9 @@ impl Scenario {
         }
     }
 
-    /// Draws the hosts that acknowledge what has not arrived, among other forgers. Nothing that is
-    /// lost on its way to them is sent again, so such a simulation has an end of its own.
+    /// Draws the hosts that acknowledge data that has not arrived, in scenarios that have forgers
+    /// as well. Data that is lost on its way to such a host is never sent again, so the simulation
+    /// stops at a fixed time.
     fn draw_optimists(&mut self) {
         let mut random = Random::new(self.seed ^ 0x7031_0971_3157_0001);
         if self.is_hostile() && random.below(3) == 0 {
@@ -310,9 +312,9 @@ impl Scenario {
         }
     }
 
-    /// Draws the ends that take their window back, from a generator of their own: at most one of
-    /// each transfer, because of two neither would ever read. And where a link makes windows
-    /// smaller, both ends would stand at edges that the other does not know of.
+    /// Draws the ends that take their window back, from a generator of their own. At most one end
+    /// of each transfer does so: with two, neither end would ever read. There is none where a link
+    /// makes windows smaller: both ends would send at edges that the other end does not know.
     fn draw_withdrawals(&mut self) {
         let mut random = Random::new(self.seed ^ 0x7031_171d_4a30_0001);
         let is_shrinking = |link: &Impairments| link.shrink_per_million > 0;
@@ -324,7 +326,7 @@ impl Scenario {
             let withdrawal = Withdrawal {
                 transfer,
                 is_client: random.below(2) == 0,
-                // Not in the handshake, of which a window says nothing.
+                // Not during the handshake: no window applies to the handshake.
                 after_bytes: 1 + random.below(1 << bits),
             };
             if random.below(2) == 0 {
@@ -342,7 +344,7 @@ impl Scenario {
     }
 
     /// `flows` transfers from host 0 to host 1 through 20 Mbit/s with a buffer of one
-    /// bandwidth-delay product, for as long as they are given.
+    /// bandwidth-delay product. They end after `duration`.
     #[must_use]
     pub fn bottleneck(
         seed: u64,
@@ -403,23 +405,23 @@ impl Scenario {
         }
     }
 
-    /// Frames to host 1 take longer by up to so much, each by its own. Without that, senders whose
-    /// segments leave at regular times lose always or never (phase effects: Floyd and Jacobson,
-    /// 1992).
+    /// Frames to host 1 are delayed by up to `jitter` more, each frame by its own delay. Without
+    /// jitter, senders whose segments leave at regular times lose always or never (phase effects:
+    /// Floyd and Jacobson, 1992).
     #[must_use]
     pub fn with_jitter(mut self, jitter: Duration) -> Self {
         self.impairments[0].jitter = jitter;
         self
     }
 
-    /// With another sender on the way out of host 0, from the beginning on.
+    /// Adds another sender on the outgoing link of host 0, from the beginning on.
     #[must_use]
     pub fn beside(mut self, rival: Kind) -> Self {
         self.rivals.push(rival);
         self
     }
 
-    /// One transfer from host 0 to host 1 on a LAN of 100 Mbit/s that is out from one moment to
+    /// One transfer from host 0 to host 1 on a LAN of 100 Mbit/s with an outage from one time to
     /// another.
     #[must_use]
     pub fn outage(seed: u64, outage: (Duration, Duration), duration: Duration) -> Self {
@@ -461,8 +463,8 @@ impl Scenario {
         scenario
     }
 
-    /// Whether one end of a transfer does not wait for ever for what it has sent to be
-    /// acknowledged, or for a remote that says nothing.
+    /// Whether one end of a transfer gives up waiting: for an acknowledgement of its data, or for a
+    /// remote that is silent.
     pub(crate) fn is_impatient(&self, transfer: usize) -> bool {
         let ends = [self.transfers[transfer].options, self.server_options];
         ends.iter()
@@ -499,7 +501,7 @@ fn draw_options(random: &mut Random) -> Options {
             CongestionControl::Cubic,
             CongestionControl::Dctcp,
         ][random.below(4) as usize],
-        // Which kind needs no draw of its own: so seeds keep their scenarios.
+        // The kind needs no draw of its own, so seeds keep their scenarios.
         ecn: match (random.below(2), receive_bytes) {
             (0, ..=16_384) => EcnMode::Classic,
             (0, _) => EcnMode::Accurate,

@@ -1,4 +1,4 @@
-//! Buffers of packets that are done with, for later packets.
+//! Buffers of packets that are no longer needed, for later packets.
 
 #[derive(Debug, Default)]
 pub(super) struct Spares(Vec<Vec<u8>>);
@@ -16,7 +16,7 @@ impl Spares {
         copy
     }
 
-    /// A packet is no longer needed.
+    /// Returns the buffer of a packet that is no longer needed.
     pub(super) fn give(&mut self, mut packet: Vec<u8>) {
         packet.clear();
         self.0.push(packet);

@@ -18,17 +18,18 @@ use super::spares::Spares;
 use crate::{CloseReason, ConnectionId, Duration, Event, Instant, Random, ReceiveOffload, State};
 use withdrawal::Withdrawal;
 
-/// From here on, both ends of a transfer that is opened from both sides have the same port.
+/// The first port of transfers that are opened from both sides: such a transfer has one port number
+/// for both ends.
 const SIMULTANEOUS_PORTS: u16 = 10_000;
-/// No simulation takes longer, however bad its links, unless it hangs.
+/// No simulation takes longer, even over bad links, unless it hangs.
 const VIRTUAL_TIME_MAX: Duration = Duration::from_secs(8 * 3_600);
 /// A host that needs longer for its handshake may be refused: a SYN cookie is valid for at least a
 /// minute.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(60);
-/// How long a link stays busy that does not accept all frames at once.
+/// The pause of a link that does not accept all frames at once.
 const LINK_PAUSE: Duration = Duration::from_micros(100);
 const FRAME_BYTES_MAX: usize = 70_000;
-/// How many scoreboard records are checked per step on average, if there are more.
+/// The number of scoreboard records that are checked per step on average, if there are more.
 const RECORDS_A_STEP: usize = 8;
 
 /// The results of a simulation.
@@ -40,7 +41,7 @@ pub struct Report {
     pub finished: u64,
     /// Of these, the ones that both ends opened at once.
     pub simultaneous: u64,
-    /// Virtual time for which connections existed; both ends count as one.
+    /// Virtual time during which connections existed; both ends count as one.
     pub connection_time: Duration,
     /// Virtual time from the first event to the last.
     pub virtual_time: Duration,
@@ -56,7 +57,7 @@ pub struct Report {
     pub departures: u64,
     /// SYN cookies of all engines, and those that came back.
     pub cookies: (u64, u64),
-    /// SYNs with payload of all engines; those that opened a connection to its program; and those
+    /// SYNs with payload of all engines; SYNs that opened a connection to its program; and SYNs
     /// that were acknowledged with their payload (RFC 7413).
     pub fast_opens: [u64; 3],
     /// Payload received, by transfer.
@@ -81,18 +82,19 @@ enum Happening {
     Reboot {
         host: usize,
     },
-    /// A host's link takes less from now on, or as much as before.
+    /// From now on a host's link has a smaller MTU, or its original MTU again.
     Mtu {
         host: usize,
         mtu: u16,
     },
-    /// A host's memory is short from now on, by one of the scenario's shortages, or no longer is.
+    /// From now on a host's memory is short, by one of the scenario's shortages, or no longer
+    /// short.
     Memory {
         shortage: usize,
         is_short: bool,
     },
     Forgery,
-    /// So many SYNs are to come.
+    /// This many SYNs are still to come.
     Flood {
         left: u32,
     },
@@ -129,21 +131,23 @@ pub struct World {
     agenda: Agenda<Happening>,
     hosts: Vec<Host>,
     progress: Vec<Progress>,
-    /// Which transfer the client's end belongs to.
+    /// The transfer that a client's end belongs to.
     flows: BTreeMap<(SocketAddr, SocketAddr), usize>,
     checker: Checker,
     report: Report,
     rivals: Vec<Rival>,
-    /// The packets forgeries are made of.
+    /// Packets from which forgeries are made.
     seen: Vec<Vec<u8>>,
-    /// The end of what each side has sent, where somebody acknowledges more than it got.
+    /// The end of the data that each side has sent, where a host acknowledges more than it
+    /// received.
     sent_up_to: BTreeMap<(SocketAddr, SocketAddr), u32>,
-    /// The ends that take their window back, with the ends of their connections: theirs first.
+    /// The ends that take their window back, with the addresses of their connections: their own
+    /// first.
     withdrawals: BTreeMap<(SocketAddr, SocketAddr), Withdrawal>,
     trace: bool,
-    /// Where engines write their frames.
+    /// The buffer into which engines write their frames.
     frame: Vec<u8>,
-    /// The frame that brings a packet.
+    /// The frame in which a packet arrives.
     arrived: Vec<u8>,
     spares: Spares,
 }
@@ -210,7 +214,7 @@ impl World {
         self.agenda.push(at, self.order, happening);
     }
 
-    /// Lets everything happen.
+    /// Runs the simulation to its end.
     ///
     /// # Panics
     /// When an invariant or a check fails, or when the simulation makes no progress.
@@ -304,7 +308,8 @@ impl World {
             Happening::Reboot { host } => self.reboot(host),
             Happening::Mtu { host, mtu } => {
                 let now = self.clock_of(host);
-                // The router cuts down what the other hosts send on its way here, and says so.
+                // The router limits the packets from the other hosts to this host, and reports the
+                // limit.
                 let path_mtu = if mtu < self.scenario.mtu { mtu } else { 0 };
                 for other in (0..self.hosts.len()).filter(|&other| other != host) {
                     self.hosts[other].way_out.impairments.path_mtu = path_mtu;
@@ -361,7 +366,7 @@ impl World {
         }
     }
 
-    /// A packet that was cut up on its way, of which a piece may be missing.
+    /// A packet that was fragmented on its way; a fragment may be missing.
     fn arrive_in_pieces(&mut self, host: usize, packet: &[u8]) {
         self.report.impaired += 1;
         self.order += 1;
@@ -379,7 +384,7 @@ impl World {
         }
     }
 
-    /// A host's clock now. Clocks drift, and begin anywhere.
+    /// A host's clock now. Clocks drift, and each begins at its own time.
     fn clock_of(&self, host: usize) -> Instant {
         // No simulation takes so long that this overflows.
         let elapsed = self.now.as_micros() as i64;
@@ -393,7 +398,8 @@ impl World {
             .as_micros()
             .saturating_sub(self.scenario.clock_offset[host].as_micros());
         let rate = 1_000_000 + self.scenario.clock_ppm[host];
-        // Time that is left for the simulation leaves room for the product; other times do not.
+        // The time that remains in a simulation is small enough for the product; other times may
+        // not be.
         let real = match elapsed.checked_mul(1_000_000) {
             Some(product) => product / rate as u64,
             None => (u128::from(elapsed) * 1_000_000 / rate as u128) as u64,
@@ -498,7 +504,8 @@ impl World {
     }
 
     /// Checks a host's engine. Large scoreboards are checked only every few steps, because that
-    /// takes long: a fault in them persists until it is found, and a trace checks every step.
+    /// takes long. A fault in a scoreboard persists until it is found, and a trace checks every
+    /// step.
     fn assert_invariants(&mut self, host: usize) {
         let host = &mut self.hosts[host];
         if self.trace || host.steps_in_brief >= host.records / RECORDS_A_STEP {
@@ -517,7 +524,7 @@ impl World {
                     self.accept(host, id);
                 }
             }
-            // Its rings are those of programs.
+            // The rings of such a connection belong to programs.
             Event::Abandoned(_) => {}
             Event::Connected(id) => {
                 if let Some(program) = self.hosts[host].rings.programs.get_mut(&id) {
@@ -576,8 +583,8 @@ impl World {
         let options = self.scenario.server_options;
         let ring = options.receive_bytes_max.max(options.receive_bytes);
         let progress = &mut self.progress[flow];
-        // One whose transfer is done is born again of a late copy that carries a SYN cookie, and
-        // ends when the client refuses it.
+        // A late copy that carries a SYN cookie opens a connection again although its transfer is
+        // over. The connection ends when the client refuses it.
         progress.excused |= progress.server_seen && progress.server_over;
         (progress.server_seen, progress.server_over) = (true, false);
         let mut program = Program::new(role, flow, false, ring);
@@ -618,7 +625,7 @@ impl World {
         self.note_end(&program, reason == CloseReason::Finished);
         let progress = &mut self.progress[flow];
         let may_be_given_up = self.scenario.is_impatient(flow);
-        // Nothing of it came in time: the server has given the handshake up, or its cookie is over.
+        // No answer came in time: the server has given up the handshake, or its cookie has expired.
         let is_too_late = !progress.server_seen
             && reason == CloseReason::Reset
             && progress
@@ -629,8 +636,8 @@ impl World {
             || program.aborted
             || is_too_late
             || (program.handshake != Handshake::Over && reason != CloseReason::Finished)
-            // Its last acknowledgement was lost so often that the remote's TIME-WAIT is over: the
-            // FIN, sent once more, meets nobody (RFC 9293 section 3.6.1 accepts that).
+            // The last acknowledgement was lost so often that the remote's TIME-WAIT is over: the
+            // remote refuses the FIN that is sent once more (RFC 9293 section 3.6.1 accepts that).
             || (program.finished && program.remote_finished && reason == CloseReason::Reset)
             || (may_be_given_up && matches!(reason, CloseReason::TimedOut | CloseReason::Reset));
         assert!(
@@ -642,7 +649,7 @@ impl World {
         }
     }
 
-    /// The addresses of a program's end and of the other.
+    /// The addresses of a program's own end and of the other end.
     fn ends_of(&self, program: &Program) -> (SocketAddr, SocketAddr) {
         let mut flows = self.flows.iter();
         let (&(client, server), _) = flows
@@ -674,8 +681,8 @@ impl World {
         }
     }
 
-    /// Programs that have said and read everything let go; the engine tells them nothing more, and
-    /// reads their rings until all is acknowledged.
+    /// Programs that have written and read everything release their connections. The engine tells
+    /// such a program nothing more, and reads its ring until all bytes are acknowledged.
     fn part(&mut self, host: usize) {
         let now = self.clock_of(host);
         let Host { engine, rings, .. } = &mut self.hosts[host];
@@ -697,8 +704,8 @@ impl World {
             self.report.bytes += program.taken;
             self.report.bytes_by_flow[program.flow] += program.taken;
             self.report.departures += 1;
-            // Its engine may have given up a silent remote, of which nobody is told; and the remote
-            // may wait for its end for ever.
+            // The engine may have given up a silent remote without telling the program, and the
+            // remote may wait for the end of the connection for ever.
             if self.scenario.is_impatient(program.flow) {
                 self.progress[program.flow].excused = true;
                 let (local, remote) = self.ends_of(&program);
@@ -708,7 +715,7 @@ impl World {
         }
     }
 
-    /// Lets every program read and write what is due. True if any did.
+    /// Lets every program read and write that is due. True if any program did.
     fn run_programs(&mut self, host: usize) -> bool {
         let now = self.clock_of(host);
         let checked = !self.scenario.is_hostile();
@@ -762,7 +769,8 @@ impl World {
         did
     }
 
-    /// Sends what the engine has to send, and the link takes. True if there was anything.
+    /// Sends the frames that the engine has, as far as the link accepts them. True if there were
+    /// any.
     fn transmit(&mut self, host: usize) -> bool {
         if self.now < self.hosts[host].link_ready_at {
             return false;
@@ -772,7 +780,7 @@ impl World {
         let mut left = self.scenario.traits[host].frames_at_once;
         loop {
             if did && left == 0 && self.scenario.traits[host].frames_at_once > 0 {
-                // The rest is polled later, perhaps after something else has happened.
+                // The remaining frames are polled later, perhaps after other events.
                 let at = self.now + LINK_PAUSE;
                 self.hosts[host].link_ready_at = at;
                 self.push(at, Happening::Wake { host });

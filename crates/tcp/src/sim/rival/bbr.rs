@@ -29,7 +29,7 @@ pub(super) struct Bbr {
     pub(super) window: f64,
     mode: Mode,
     round: u64,
-    /// The rates of the last rounds, with their rounds.
+    /// The rates of the last rounds, with the numbers of the rounds.
     rates: VecDeque<(u64, f64)>,
     min_rtt: Option<Duration>,
     min_rtt_at: Instant,
@@ -40,7 +40,7 @@ pub(super) struct Bbr {
     probe_rtt_ends_at: Option<Instant>,
     prior_window: f64,
     was_recovering: bool,
-    /// In the first round of a recovery, what leaves is what has arrived.
+    /// In the first round of a recovery, a packet is sent for each packet that arrived.
     conserves: bool,
 }
 
@@ -64,7 +64,7 @@ impl Bbr {
         }
     }
 
-    /// Packets a second; `None` before anything was measured.
+    /// Packets per second; `None` before anything was measured.
     pub(super) fn pacing_rate(&self) -> Option<f64> {
         let gain = match self.mode {
             Mode::Startup => HIGH_GAIN,

@@ -5,7 +5,8 @@ use crate::Instant;
 
 const BETA: f64 = 717.0 / 1024.0;
 const C: f64 = 0.4;
-/// HyStart: windows below this grow in any case; round trips that count; and bounds of a rise.
+/// HyStart: windows below `LOW_WINDOW` grow in any case; `SAMPLES` round trips count; the rise of
+/// the delay is bounded by `RISE_MIN` and `RISE_MAX`.
 const LOW_WINDOW: f64 = 16.0;
 const SAMPLES: u32 = 8;
 const RISE_MIN: f64 = 0.004;

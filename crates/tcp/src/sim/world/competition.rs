@@ -1,15 +1,15 @@
-//! Rivals compete with the engine of the first host for its way out.
+//! Rivals compete with the engine of the first host for its outgoing link.
 
 use super::{Happening, World};
 use crate::sim::link::Fate;
 use crate::sim::rival::{PACKET_BYTES, Rival};
 use crate::{Duration, Instant};
 
-/// How long an answer waits for a second packet.
+/// The time that an answer waits for a second packet.
 const ANSWER_DELAY: Duration = Duration::from_millis(40);
 
 impl World {
-    /// Lets the rivals of the scenario begin, with the first transfer.
+    /// Starts the rivals of the scenario, together with the first transfer.
     pub(super) fn bring_rivals(&mut self) {
         for (rival, &kind) in self.scenario.rivals.clone().iter().enumerate() {
             self.rivals.push(Rival::new(kind, Instant::ZERO));
@@ -27,8 +27,8 @@ impl World {
         self.let_rival_send(rival);
     }
 
-    /// The receiver answers every second packet at once, and one alone after a while, as receivers
-    /// of TCP do (RFC 5681 section 4.2): so each answer lets two packets go.
+    /// The receiver answers every second packet at once, and a single packet after a delay, as TCP
+    /// receivers do (RFC 5681 section 4.2). So each answer releases two packets.
     fn answer_later(&mut self, rival: usize, number: u64, at: Instant) {
         match self.rivals[rival].unanswered.take() {
             Some(earlier) => {
@@ -38,7 +38,7 @@ impl World {
             }
             None => {
                 self.rivals[rival].unanswered = Some(number);
-                // Should the next one be answered before, this does nothing.
+                // If the next packet is answered before, this event does nothing.
                 let number = Happening::Answer { rival, number };
                 self.push(at + ANSWER_DELAY, number);
             }
@@ -50,7 +50,7 @@ impl World {
             let link = &mut self.hosts[0].way_out;
             let fate = link.pass(self.now, PACKET_BYTES, &mut self.random);
             if let Fate::Arrives { at, .. } = fate {
-                // The way back is never busy.
+                // The return link is never busy.
                 let back = self.hosts[1].way_out.impairments.delay;
                 self.answer_later(rival, number, at + back);
             }

@@ -1,5 +1,5 @@
-//! Events that are no impairment of a link: hosts that forget everything, frames that nobody has
-//! sent, SYNs of nobody.
+//! Events that are not impairments of a link: hosts that lose their state, forged frames, and SYNs
+//! from hosts that do not exist.
 
 use core::net::SocketAddr;
 
@@ -10,11 +10,11 @@ use crate::sim::impair::{set_acknowledgement, syn};
 use crate::sim::link::Link;
 use crate::{Duration, ReceiveOffload};
 
-/// Hosts that flood: none of those that there are.
+/// The numbers of the hosts that flood: no host has these numbers.
 const STRANGERS: (u64, u64) = (100, 200);
 
 impl World {
-    /// A host loses its memory. Whoever was connected to it finds out.
+    /// A host loses its state. The hosts that were connected to it notice that later.
     pub(super) fn reboot(&mut self, host: usize) {
         for (transfer, progress) in self.scenario.transfers.iter().zip(&mut self.progress) {
             if (transfer.client == host || transfer.server == host) && progress.started_at.is_some()
@@ -31,7 +31,7 @@ impl World {
         };
     }
 
-    /// Sends a frame that nobody has sent: noise, or a segment of a connection with parts changed.
+    /// Delivers a forged frame: noise, or a segment of a connection with changed parts.
     pub(super) fn forge(&mut self) {
         let random = &mut self.random;
         let host = random.below(self.hosts.len() as u64) as usize;
@@ -71,8 +71,8 @@ impl World {
         self.push(next, Happening::Forgery);
     }
 
-    /// An optimist's packet: it acknowledges more than has arrived, up to all that was sent (Savage
-    /// and others, "TCP congestion control with a misbehaving receiver").
+    /// A packet of an optimist: it acknowledges more than has arrived, up to all bytes that were
+    /// sent (Savage and others, "TCP congestion control with a misbehaving receiver").
     pub(super) fn acknowledge_more(&mut self, host: usize, mut packet: Vec<u8>) -> Vec<u8> {
         if self.scenario.optimists.is_empty() {
             return packet;
@@ -97,7 +97,7 @@ impl World {
         packet
     }
 
-    /// Somebody who does not exist wants to connect.
+    /// A host that does not exist asks for a connection.
     pub(super) fn flood(&mut self, left: u32) {
         let host = self.random.below(self.hosts.len() as u64) as usize;
         let stranger = self.random.between(STRANGERS.0, STRANGERS.1) as usize;

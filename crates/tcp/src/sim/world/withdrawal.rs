@@ -1,9 +1,10 @@
-//! Receivers that shrink a window which is in use, as Linux does when its buffers overflow.
+//! Receivers that shrink a window that is in use, as Linux does when its buffers overflow.
 //!
-//! The program at such an end reads nothing more from some byte on, until all that it writes has
-//! been acknowledged. Meanwhile its host offers no window. It takes nothing that ends beyond what
-//! it has acknowledged, with all that such a segment says (Linux since 6.16, `tcp_sequence`). So
-//! the other end must acknowledge by segments that stand at the window's edge, or neither goes on.
+//! From some byte on, the program at such an end reads nothing more until all bytes that it writes
+//! have been acknowledged. Meanwhile its host offers no window. The host ignores a segment that
+//! ends beyond the acknowledged bytes, together with its acknowledgement (Linux since 6.16,
+//! `tcp_sequence`). So the other end must acknowledge with segments at the window's edge, or
+//! neither end goes on.
 
 use core::net::SocketAddr;
 
@@ -14,28 +15,28 @@ use crate::sim::impair::set_window;
 /// The end of a connection that takes its window back.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Withdrawal {
-    /// After so many bytes that it has acknowledged.
+    /// The end takes its window back after it has acknowledged this many bytes.
     after_bytes: u64,
-    /// Until so many bytes of its own are acknowledged.
+    /// The window stays closed until this many bytes of its own are acknowledged.
     own_bytes: u64,
-    /// The sequence numbers of the first bytes of its own and of the other end's.
+    /// The sequence numbers of the first byte of this end, and of the first byte of the other end.
     own_first: u32,
     other_first: u32,
-    /// The last acknowledgement number that it has sent.
+    /// The last acknowledgement number that this end has sent.
     acknowledged: u32,
-    /// The sequence and acknowledgement numbers that the other end's window came with.
+    /// The sequence and acknowledgement numbers of the segment that set the other end's window.
     window_from: Option<(u32, u32)>,
-    /// Whether the other end has closed its window, as far as this one has heard.
+    /// True when the other end has closed its window, as far as this end has received.
     is_other_closed: bool,
     phase: Phase,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// It has taken nothing back.
+    /// The end has not taken its window back.
     Before,
     Withdrawn,
-    /// It never does again.
+    /// The end has taken its window back once and does not do so again.
     After,
 }
 
@@ -57,7 +58,7 @@ impl Withdrawal {
     fn says(&mut self, segment: &Packet<'_>) -> bool {
         if segment.flags & SYN != 0 {
             self.own_first = segment.seq.wrapping_add(1);
-            // Of a SYN that acknowledges nothing the number is 0, until the next segment.
+            // A SYN that acknowledges nothing has the number 0 here, until the next segment.
             self.other_first = segment.ack;
             self.acknowledged = segment.ack;
             return false;
@@ -70,16 +71,17 @@ impl Withdrawal {
         }
         self.acknowledged = segment.ack;
         let taken = u64::from(segment.ack.wrapping_sub(self.other_first));
-        // The other end would open a closed window by a segment at this window's edge, and one has
-        // been heard that stood further right: so this end would take it for an old one (RFC 9293
-        // section 3.10.7.4, SND.WL1), as Linux does, and neither would go on.
+        // The other end would reopen a closed window with a segment at this window's edge. If this
+        // end has received a segment further to the right, it would ignore the reopening segment as
+        // an old one (RFC 9293 section 3.10.7.4, SND.WL1), as Linux does, and neither end would go
+        // on.
         if self.phase == Phase::Before && taken >= self.after_bytes && !self.is_other_closed {
             self.phase = Phase::Withdrawn;
         }
         self.phase == Phase::Withdrawn
     }
 
-    /// The end is sent a segment. False when it does not take it.
+    /// A segment arrives at the end. False when the end ignores the segment.
     fn takes(&mut self, segment: &Packet<'_>) -> bool {
         if segment.flags & SYN != 0 {
             self.window_from = None;
@@ -101,7 +103,8 @@ impl Withdrawal {
         true
     }
 
-    /// A retransmission's window is an old one: it opens nothing that a later segment has closed.
+    /// The window of a retransmission is an old window: it does not reopen a window that a later
+    /// segment has closed.
     fn hear_window(&mut self, segment: &Packet<'_>) {
         let is_news = self.window_from.is_none_or(|(seq, ack)| {
             is_after(segment.ack, ack)
@@ -114,15 +117,16 @@ impl Withdrawal {
     }
 }
 
-/// Whether a number comes after another one, around the end of their space.
+/// Whether a number comes after another number, modulo 2^32.
 fn is_after(number: u32, other: u32) -> bool {
     (number.wrapping_sub(other) as i32) > 0
 }
 
 impl World {
-    /// The client of a transfer has an address: one of its ends may take its window back.
+    /// The address of a transfer's client is known now: one of the transfer's ends may take its
+    /// window back.
     pub(super) fn note_withdrawal(&mut self, index: usize, client: SocketAddr, server: SocketAddr) {
-        // An earlier transfer's may have had the same addresses.
+        // An earlier transfer may have had these addresses.
         self.withdrawals.remove(&(client, server));
         self.withdrawals.remove(&(server, client));
         let transfer = &self.scenario.transfers[index];
@@ -138,7 +142,7 @@ impl World {
         }
     }
 
-    /// A packet of an end that takes its window back, as it leaves the host.
+    /// A packet of an end that takes its window back, as the packet leaves the host.
     pub(super) fn withdraw(&mut self, mut packet: Vec<u8>) -> Vec<u8> {
         if self.withdrawals.is_empty() {
             return packet;
@@ -154,7 +158,7 @@ impl World {
         packet
     }
 
-    /// Whether the end of a connection takes a packet that has arrived.
+    /// Whether the end of a connection accepts a packet that has arrived.
     pub(super) fn is_taken(&mut self, packet: &[u8]) -> bool {
         if self.withdrawals.is_empty() {
             return true;
