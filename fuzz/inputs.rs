@@ -1,4 +1,4 @@
-//! The inputs that the fuzzers keep, for the tests that replay them: a module of each such test.
+//! The inputs that the fuzzers keep. Each test that replays them includes this file as a module.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Whole conversations: a remote that says almost the right thing, a host, and time. See
+//! Whole conversations: a remote that sends nearly valid segments, a host, and time. See
 //! `conversation`, which the crate's own tests share.
 
 #![no_main]

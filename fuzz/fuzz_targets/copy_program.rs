@@ -1,4 +1,4 @@
-//! Programs for a copy channel over engines that misbehave: see `program.rs`, which the crate's own
+//! Programs for a copy channel whose engine misbehaves: see `program.rs`, which the crate's own
 //! tests share.
 
 #![no_main]

@@ -1,4 +1,4 @@
-//! Bytes from the link: frames of every kind on Ethernet and on bare IP, taken or refused. See
+//! Bytes from the link: frames of every kind on Ethernet and on bare IP, accepted or refused. See
 //! `conversation`, which the crate's own tests share.
 
 #![no_main]

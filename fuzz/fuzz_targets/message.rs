@@ -1,4 +1,5 @@
-//! Bytes from the adapter's socket: a message of ours, written back as it came, or an error.
+//! Bytes from the adapter's socket: a message of ours, which is written back unchanged, or an
+//! error.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A region that somebody rewrites between the calls of its other end: see `walk.rs`, which the
+//! A script rewrites a region between the calls of the region's other end: see `walk.rs`, which the
 //! crate's own tests share.
 
 #![no_main]
