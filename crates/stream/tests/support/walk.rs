@@ -1,6 +1,6 @@
-//! A victim in a region whose words another thread rewrites. The bytes of a script choose the
-//! words, their values, and the victim's next call. The seeded test, the corpus and the fuzzer
-//! share this file.
+//! A victim in a region whose words a script rewrites. The bytes of the script choose the words,
+//! their values, and the victim's next call. The seeded test, the corpus and the fuzzer share this
+//! file.
 
 use super::party::{Party, connect, connect_upgraded};
 use std::sync::atomic::Ordering;
