@@ -1,5 +1,5 @@
-//! More accurate ECN feedback (RFC 9768): what it is agreed upon with, what is told, and what is
-//! made of it. `e`, `W` and `E` are the three bits of the ACE field, from the highest.
+//! More accurate ECN feedback (RFC 9768): its negotiation, the feedback that is sent, and the
+//! reaction to feedback. `e`, `W` and `E` are the three bits of the ACE field, from the highest.
 
 use crate::script::Stage;
 use toehold_tcp::sim::checker;
@@ -19,7 +19,7 @@ fn asking() -> Options {
     }
 }
 
-/// A connection that a remote has opened, and through which so many bytes may be sent.
+/// A connection that a remote has opened, on which the host has published this many bytes.
 fn accepted(congestion: CongestionControl, bytes: u64) -> (Stage, ConnectionId) {
     let mut stage = Stage::new(|config, options| {
         config.timestamps = false;
@@ -43,7 +43,7 @@ fn accepted(congestion: CongestionControl, bytes: u64) -> (Stage, ConnectionId) 
 //= type=test
 //# Then it MUST set the AE, CWR, and ECE TCP flags on the SYN/ACK to the combination in the top
 //# block of Table 2 that feeds back the IP-ECN field that arrived on the SYN.
-/// Section 3.1.2: each end tells how the other's packet came: not capable of ECN, or marked.
+/// Section 3.1.2: each end reports how the other end's packet arrived: not ECN-capable, or marked.
 #[test]
 fn a_passive_open_reflects_how_the_syn_came() {
     let mut stage = accurate();
@@ -90,12 +90,12 @@ fn a_passive_open_takes_what_the_remote_has() {
     stage.remote(". 1:1(0) ack 1");
     let id = stage.engine.accept(stage.listener).unwrap();
     assert_eq!(stage.engine.info(id).unwrap().ecn, EcnMode::Classic);
-    // A mark is told of until CWR comes.
+    // The engine reports a mark until CWR comes.
     stage.remote("P. 1:101(100) ack 1 ce");
     stage.expect(".E 1:1(0) ack 101");
     stage.remote("P. 101:201(100) ack 1 ect0");
     stage.expect(".E 1:1(0) ack 201");
-    // ECT on a SYN that asks for nothing asks for nothing, and neither does a later SYN.
+    // ECT on a SYN that asks for no ECN has no effect, and neither has a later SYN.
     let mut stage = accurate();
     stage.remote("S 0:0(0) win 65535 <mss 1000,sackOK> ect0");
     stage.expect("S. 0:0(0) ack 1");
@@ -149,7 +149,7 @@ fn an_active_open_reflects_how_the_syn_ack_came() {
         ));
         stage.expect(&format!("{reflection} 1:1(0) ack 1 <ecn 1 0>"));
         assert_eq!(stage.engine.info(id).unwrap().ecn, EcnMode::Accurate);
-        // From then on the number of marked packets: 5, or 6 with that one.
+        // From then on the field counts marked packets: 5, or 6 with the mark of this packet.
         stage.engine.publish(id, 100).unwrap();
         let counted = if mark.is_empty() { "P.Ee" } else { "P.We" };
         stage.expect(&format!("{counted} 1:101(100) ack 1"));
@@ -163,7 +163,7 @@ fn an_active_open_reflects_how_the_syn_ack_came() {
 //= RFC 9768#3.1.2
 //= type=test
 //# Then host A MUST send the same SYN/ACK as it would have sent had it been a responding host.
-/// Both ends tell twice how the other's packets came: in their SYN-ACKs, and behind them.
+/// Both ends report twice how the other end's packets arrived: in their SYN-ACKs, and after them.
 #[test]
 fn a_simultaneous_open_reflects_how_syn_and_syn_ack_came() {
     for (mark, reflection, counted) in [("", ".W", "P.Ee"), (" ce", ".We", "P.We")] {
@@ -196,7 +196,8 @@ fn a_simultaneous_open_reflects_how_syn_and_syn_ack_came() {
 //# Such broken TCP Servers (B) cannot support ECN, so as soon as an AccECN-capable TCP Client (A)
 //# receives such a broken SYN/ACK it MUST fall back to Not ECN mode for both its half connections
 //# and continue with ECN disabled.
-/// Table 2: a server that knows RFC 3168 alone answers with ECE, and one without ECN with nothing.
+/// Table 2: a server that supports only RFC 3168 answers with ECE, and a server without ECN with no
+/// bit.
 #[test]
 fn an_active_open_takes_what_the_remote_has() {
     for (answer, agreed) in [
@@ -247,7 +248,7 @@ fn an_active_open_takes_what_the_remote_has() {
 //= RFC 9768#3.2.3.2.1
 //= type=test
 //# The TCP Client MUST NOT include an AccECN TCP Option on the SYN.
-/// Section 3.1.4.1: a box that drops such SYNs costs two attempts.
+/// Section 3.1.4.1: a middlebox that drops such SYNs costs two attempts.
 #[test]
 fn a_third_syn_asks_for_nothing() {
     let mut stage = accurate();
@@ -287,18 +288,18 @@ fn a_third_syn_asks_for_nothing() {
 //# Whenever the Data Receiver includes any of the counter fields (ECEB, EE0B, EE1B) in an AccECN
 //# Option, it MUST encode the 24 least significant bits of the current value of the associated
 //# counter into the field (respectively r.ceb, r.e0b, r.e1b).
-/// Section 3.2.2.5.1: the first marked packet is told at once, and then every second.
+/// Section 3.2.2.5.1: the first marked packet is reported at once, and later marks every second.
 #[test]
 fn marks_are_counted() {
     let (mut stage, _) = accepted(CongestionControl::Cubic, 0);
     let mut end = 1;
-    // The next hundred bytes.
+    // The remote sends the next hundred bytes.
     let mut data = |stage: &mut Stage, mark: &str| {
         stage.remote(&format!("P.Ee {end}:{}(100) ack 1{mark}", end + 100));
         end += 100;
         end
     };
-    // A remote in slow start has an acknowledgement for each segment.
+    // A remote in slow start gets an acknowledgement for each segment.
     for _ in 0..20 {
         data(&mut stage, "");
     }
@@ -309,9 +310,9 @@ fn marks_are_counted() {
     data(&mut stage, " ce");
     stage.expect_nothing();
     let end = data(&mut stage, " ce");
-    // 8 is 0 in three bits.
+    // 8 is 0 modulo 8: the field has three bits.
     stage.expect(&format!(". 1:1(0) ack {end} <ecn 1 300>"));
-    // An acknowledgement of RFC 3168 would go on with ECE; this one says the same number again.
+    // An acknowledgement of RFC 3168 would still carry ECE; this one repeats the number.
     let end = data(&mut stage, "");
     stage.wait(Duration::from_millis(600));
     stage.expect(&format!(". 1:1(0) ack {end} <ecn 1 300>"));
@@ -325,7 +326,8 @@ fn marks_are_counted() {
 //# With one exception (Section 3.2.2.1), a host with both of its half-connections in AccECN mode
 //# MUST interpret the AE, CWR and ECE flags as the 3-bit ACE counter on a segment with the SYN flag
 //# cleared (SYN=0).
-/// RFC 3168 section 6.1.2: the answer to marks is one a window. CWR has another meaning here.
+/// RFC 3168 section 6.1.2: the sender reacts to marks once per window. CWR has another meaning
+/// here.
 #[test]
 fn marks_reduce_the_window_once_a_round_trip() {
     let (mut stage, id) = accepted(CongestionControl::Cubic, 30_000);
@@ -355,13 +357,14 @@ fn marks_reduce_the_window_once_a_round_trip() {
     stage.expect("P.Ee 30001:31001(1000) ack 1");
 }
 
-/// RFC 8257 section 3.3, with the marked bytes in place of all that is acknowledged.
+/// RFC 8257 section 3.3, with the reported count of marked bytes in place of all acknowledged
+/// bytes.
 #[test]
 fn dctcp_takes_the_marked_bytes_as_they_are_told() {
     let reduced = |marked: u32| {
         let (mut stage, id) = accepted(CongestionControl::Dctcp, 30_000);
         stage.forget_sent();
-        // alpha begins at 1: a window without marks makes it 15/16, each time.
+        // alpha begins at 1: each window without marks multiplies it by 15/16.
         let mut acked = 0;
         for _ in 0..40 {
             acked += 30_000;
@@ -413,7 +416,7 @@ fn data_is_not_capable_behind_a_path_that_clears_the_bits() {
     let id = stage.engine.accept(stage.listener).unwrap();
     stage.engine.publish(id, 100).unwrap();
     assert_eq!(stage.next_ecn(), 0);
-    // The remote's marks are told all the same, and what it tells has no effect.
+    // The engine still reports the remote's marks, and the remote's reports have no effect.
     stage.remote("P.EWe 1:101(100) ack 101 ce");
     stage.expect(".We 101:101(0) ack 101 <ecn 1 100>");
     assert_eq!(
@@ -435,7 +438,7 @@ fn data_is_not_capable_behind_a_path_that_clears_the_bits() {
 //= type=test
 //# If a TCP Server in AccECN mode receives a CE mark in the IP-ECN field of a SYN (SYN=1, ACK=0),
 //# it MUST NOT increment r.cep (it remains at its initial value of 5).
-/// How the latest SYN came; and its mark is in no counter.
+/// The engine reports how the latest SYN arrived; the mark of a SYN is in no counter.
 #[test]
 fn a_repeated_syn_is_the_one_that_is_told_of() {
     let mut stage = accurate();
@@ -454,7 +457,8 @@ fn a_repeated_syn_is_the_one_that_is_told_of() {
 //= type=test
 //# MUST reset the connection with a RST packet, if it receives a 'Classic' ECN-setup SYN with
 //# (AE,CWR,ECE) = (0,1,1) and a SYN requesting AccECN feedback during the same handshake;
-/// A remote that asks for one feedback and then for the other cannot know which it has got.
+/// A remote that asks for one kind of feedback and then for the other cannot know which kind is in
+/// use.
 #[test]
 fn a_remote_that_asks_for_both_feedbacks_is_refused() {
     for (first, then) in [("SEWe", "SEW"), ("SEW", "SEWe"), ("SEW", "SE")] {
@@ -467,7 +471,7 @@ fn a_remote_that_asks_for_both_feedbacks_is_refused() {
         stage.remote(". 1:1(0) ack 1");
         stage.expect("R 1:1(0)");
     }
-    // An end that knows only one has no choice to regret.
+    // An end that supports only one kind of feedback has nothing to mix up.
     let mut stage = Stage::new(|_, options| options.ecn = EcnMode::Classic);
     for flags in ["SEW", "SEWe", "S"] {
         stage.remote(&format!("{flags} 0:0(0) win 65535 <mss 1000,sackOK>"));
@@ -502,7 +506,7 @@ fn a_remote_that_asks_for_both_feedbacks_is_refused() {
 //# If this retransmission times out, to expedite connection setup, the TCP Server SHOULD retransmit
 //# the SYN/ACK with (AE,CWR,ECE) = (0,0,0) and no AccECN Option, but it remains in AccECN feedback
 //# mode (per Section 3.1.5).
-/// A remote that may have taken the other SYN-ACK has perhaps no counters.
+/// A remote that may have received the SYN-ACK without ECN perhaps keeps no counters.
 #[test]
 fn a_handshake_that_was_once_without_ecn_leaves_data_that_cannot_be_marked() {
     let mut asked_twice = accurate();
@@ -522,7 +526,7 @@ fn a_handshake_that_was_once_without_ecn_leaves_data_that_cannot_be_marked() {
         let id = stage.engine.accept(stage.listener).unwrap();
         stage.engine.publish(id, 100).unwrap();
         assert_eq!(stage.next_ecn(), 0);
-        // Marks are told all the same, and answered.
+        // Marks are still reported, and the engine reacts to reports.
         stage.remote("P.Ee 1:101(100) ack 101 ce");
         stage.expect(".We 101:101(0) ack 101 <ecn 1 100>");
         stage.engine.publish(id, 1_100).unwrap();
@@ -547,8 +551,8 @@ fn a_handshake_that_was_once_without_ecn_leaves_data_that_cannot_be_marked() {
 //# If a TCP Client in AccECN mode receives a CE mark in the IP-ECN field of a SYN/ACK, it MUST
 //# increment r.cep, but no more than once no matter how many CE-marked SYN/ACKs it receives (i.e.,
 //# incremented from 5 to 6, but no further).
-/// The first acknowledgement was lost: the answer to each SYN-ACK tells how that one came. One mark
-/// is counted, and no more.
+/// The first acknowledgement was lost: the answer to each SYN-ACK reports how that SYN-ACK arrived.
+/// One mark is counted, and no more.
 #[test]
 fn a_repeated_syn_ack_is_reflected() {
     let mut stage = accurate();
@@ -566,11 +570,12 @@ fn a_repeated_syn_ack_is_reflected() {
         stage.wait(Duration::from_secs(1));
         stage.remote(&format!("{answer} {came}"));
         stage.expect(&format!("{reflection} 1:1(0) ack 1"));
-        // Not more often than a challenge; and an answer that is not given is not owed.
+        // Such answers are limited like challenges; an answer that the limit suppresses is not sent
+        // later.
         stage.remote(&format!("{answer} {came}"));
         stage.expect_nothing();
     }
-    // A server that has done without ECN since counts by the field.
+    // For a server that has dropped ECN since, the answer carries the counter in the field.
     stage.wait(Duration::from_secs(1));
     stage.remote("S. 0:0(0) ack 1 win 10000 <mss 1000,sackOK>");
     stage.expect(".We 1:1(0) ack 1");
@@ -584,8 +589,8 @@ fn a_repeated_syn_ack_is_reflected() {
 //# these conditions (e.g., it has data to include on the ACK), it SHOULD first send a pure ACK that
 //# does satisfy these conditions (see Section 5.2), so that it can feed back which of the four
 //# values of the IP-ECN field arrived on the SYN/ACK.
-/// Data that waits for the handshake does not take the place of the acknowledgement that tells how
-/// the SYN-ACK came.
+/// Data that waits for the handshake does not replace the acknowledgement that reports how the
+/// SYN-ACK arrived.
 #[test]
 fn the_reflection_goes_before_data() {
     let mut stage = accurate();
@@ -597,8 +602,8 @@ fn the_reflection_goes_before_data() {
     stage.expect("P.We 1:101(100) ack 1");
 }
 
-/// A simultaneous open after two lost SYNs: the remote, that asks for ECN, is answered as by a
-/// server. Our third SYN asked for none, so no packet may be marked.
+/// A simultaneous open after two lost SYNs. The remote asks for ECN and gets a server's answer. Our
+/// third SYN asked for no ECN, so our packets must not be ECN-capable.
 #[test]
 fn a_late_simultaneous_open_has_the_same_syn_ack() {
     let mut stage = accurate();
@@ -629,7 +634,8 @@ fn a_late_simultaneous_open_has_the_same_syn_ack() {
 //= RFC 9768#3.2.2.5.1
 //= type=test
 //# In either case, 'n' MUST be no greater than 7.
-/// Segments without payload are counted, and told of in threes, or in twos with data.
+/// Marks on segments without payload are counted. Every third one is reported, or every second one
+/// with data.
 #[test]
 fn marks_on_acknowledgements_are_told() {
     let (mut stage, _) = accepted(CongestionControl::Cubic, 0);
@@ -666,7 +672,7 @@ fn marks_on_acknowledgements_are_told() {
 //= type=test
 //# All that is necessary here is to require that these ACKs of ACKs MUST NOT contain any SACK
 //# blocks (which would normally not happen anyway).
-/// The packet before counts, with payload or without.
+/// The state of the previous packet counts, with payload or without.
 #[test]
 fn a_mark_after_an_unmarked_acknowledgement_is_told_at_once() {
     let (mut stage, _) = accepted(CongestionControl::Cubic, 0);
@@ -697,7 +703,7 @@ fn a_mark_after_an_unmarked_acknowledgement_is_told_at_once() {
 //# If there is insufficient space to include an AccECN TCP option containing the counter(s) that
 //# have changed since the previous AccECN TCP option, then the entire AccECN TCP option MUST be
 //# omitted.
-/// Two blocks have room, with the option or without.
+/// Two blocks have room, both with the option and without.
 #[test]
 fn blocks_go_before_counters() {
     let mut stage = Stage::new(|_, options| options.ecn = EcnMode::Accurate);
@@ -710,7 +716,7 @@ fn blocks_go_before_counters() {
     stage.expect(".Ee 1:1(0) ack 101 <TS,ecn 201 0,sack 201:301>");
     stage.remote("P.Ee 401:501(100) ack 1 <TS> ect0");
     stage.expect(".Ee 1:1(0) ack 101 <TS,ecn 301 0,sack 401:501:201:301>");
-    // With ECT(1)'s counter the option is longer: it has to go.
+    // With ECT(1)'s counter the option is longer, so it is omitted.
     stage.remote("P.Ee 601:701(100) ack 1 <TS> ect1");
     stage.expect(".Ee 1:1(0) ack 101 <TS,sack 601:701:401:501:201:301>");
     stage.remote("P.Ee 101:201(100) ack 1 <TS> ect1");
@@ -731,8 +737,8 @@ fn blocks_go_before_counters() {
 //= RFC 9768#3.2.3.2.1
 //= type=test
 //# If there is somehow an AccECN Option on a SYN, it MUST be ignored when forwarded or received.
-/// The flags of a SYN-ACK tell how our SYN came, and are no number. An option on a SYN or SYN-ACK
-/// has no counters.
+/// The flags of a SYN-ACK report how our SYN arrived, and are no counter. An option on a SYN or
+/// SYN-ACK has no counters.
 #[test]
 fn flags_and_option_of_a_syn_ack_are_not_counted() {
     let mut stage = accurate();
@@ -769,7 +775,7 @@ fn flags_and_option_of_a_syn_ack_are_not_counted() {
 //= type=test
 //# However, the Server MUST remain in the AccECN feedback mode and it MUST continue to feed back
 //# any ECN markings on arriving packets (in its role as Data Receiver).
-/// The remote says that our SYN, or SYN-ACK, came as we have not sent it.
+/// The remote reports that our SYN or SYN-ACK arrived with bits that we did not send.
 #[test]
 fn feedback_goes_on_behind_a_path_that_changes_the_field() {
     for changed in ["EW", "e", "We"] {
@@ -803,8 +809,8 @@ fn feedback_goes_on_behind_a_path_that_changes_the_field() {
 //# Whenever a Data Receiver feeds back the value of any counter, it MUST report the most recent
 //# value, no matter whether it is in a pure ACK, or an ACK piggybacked on a packet used by the
 //# other half-connection, whether new payload data or a retransmission.
-/// A segment that is sent again has the number of now; a segment that comes again is counted again,
-/// and reported (RFC 2883).
+/// A retransmitted segment carries the current counter. A segment that arrives again is counted
+/// again, and reported as a duplicate (RFC 2883).
 #[test]
 fn what_is_repeated_has_the_latest_number() {
     let (mut stage, _) = accepted(CongestionControl::Cubic, 100);
@@ -817,13 +823,14 @@ fn what_is_repeated_has_the_latest_number() {
     stage.expect("P.EWe 1:101(100) ack 151");
 }
 
-/// Section 5.1: where only a cookie remembers the handshake, the acknowledgement says whether the
+/// Section 5.1: when only a cookie remembers the handshake, the acknowledgement shows whether the
 /// client has asked for this feedback or for RFC 3168's.
 #[test]
 fn a_cookie_s_acknowledgement_says_which_feedback_was_agreed_upon() {
     use EcnMode::{Accurate, Classic};
     let cases = [
-        // Asked for, and as answered; the acknowledgement, and the answer to a marked packet.
+        // The negotiation as requested and as answered; the acknowledgement; the answer to a marked
+        // packet.
         (Accurate, "SeWE", "S.W", ".W 1:1(0)", Accurate, ".eW"),
         (Accurate, "SeWE", "S.W", "P.eE 1:11(10)", Accurate, ".eW"),
         (Accurate, "SWE", "S.E", ". 1:1(0)", Classic, ".E"),

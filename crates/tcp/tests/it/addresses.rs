@@ -43,7 +43,7 @@ fn address_that_goes_takes_its_connections_and_no_others() {
     );
     let again = connect(&mut engine, "10.0.0.1", "10.0.0.9");
     assert_eq!(again, Err(ConnectError::AddressNotOurs));
-    // And comes back.
+    // The address comes back.
     engine.add_address(on_link("10.0.0.1"));
     assert!(connect(&mut engine, "10.0.0.1", "10.0.0.9").is_ok());
 }

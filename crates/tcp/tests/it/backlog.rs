@@ -6,8 +6,8 @@ use toehold_tcp::{Duration, Event};
 /// Room of the stage's listener.
 const BACKLOG: u8 = 16;
 
-/// Like Linux (tcp_abort_on_overflow is off): a handshake that ends where there is no room is not
-/// over yet. Nobody is reset, and who waits gets on when there is room.
+/// Like Linux (tcp_abort_on_overflow is off): a handshake that ends without room in the backlog
+/// stays open. The engine resets no remote, and a waiting remote is accepted when there is room.
 #[test]
 fn handshakes_wait_while_the_backlog_is_full() {
     let mut stage = Stage::new(|config, _| config.timestamps = false);
@@ -33,7 +33,7 @@ fn handshakes_wait_while_the_backlog_is_full() {
     assert_eq!(accepted(&mut stage), usize::from(BACKLOG));
     assert_eq!(stage.engine.counters().backlog_overflows, 4);
     assert_eq!(stage.engine.counters().resets_sent, 0);
-    // Their answers come again, and so does what the remotes sent.
+    // The engine's answers are sent again, and so are the remotes' segments.
     stage.wait(Duration::from_secs(1));
     stage.forget_sent();
     for packet in &acknowledgements[usize::from(BACKLOG)..] {
@@ -43,7 +43,7 @@ fn handshakes_wait_while_the_backlog_is_full() {
     assert_eq!(stage.engine.counters().resets_sent, 0);
 }
 
-/// A reset ends a connection that waits.
+/// A reset ends a connection that waits for room.
 #[test]
 fn who_waits_may_leave() {
     let mut stage = Stage::new(|config, _| config.timestamps = false);
@@ -60,7 +60,7 @@ fn who_waits_may_leave() {
     stage.engine.assert_invariants();
 }
 
-/// A cookie is good for two minutes at most, also while others are sent.
+/// A cookie is valid for two minutes at most, also while other cookies are sent.
 #[test]
 fn cookies_go_stale() {
     let mut stage = Stage::new(|config, _| {
@@ -80,7 +80,8 @@ fn cookies_go_stale() {
     assert!(stage.engine.accept(stage.listener).is_some());
 }
 
-/// The host hears of it, because it has stored the bytes; and of nobody who has sent none.
+/// The host is told, because it has stored the bytes. It is not told about connections without
+/// bytes.
 #[test]
 fn connections_with_bytes_that_nobody_will_accept_are_named_when_they_end() {
     type Act = fn(&mut Stage);
@@ -91,11 +92,11 @@ fn connections_with_bytes_that_nobody_will_accept_are_named_when_they_end() {
     for (before, data, after) in [
         // The handshake ends when its listener is gone.
         (unlisten, "P. 1:11(10) ack 1", nothing),
-        // It waits to be accepted.
+        // The connection waits to be accepted.
         (nothing, "P. 1:11(10) ack 1", unlisten),
         (nothing, "P. 1:11(10) ack 1", loses_address),
         (nothing, "P. 1:11(10) ack 1", resets),
-        // Beyond a gap.
+        // The bytes lie beyond a gap.
         (nothing, "P. 11:21(10) ack 1", unlisten),
     ] {
         let mut stage = Stage::new(|config, _| config.timestamps = false);

@@ -1,6 +1,6 @@
-//! Frames that arrive together are handled as if each had come alone: also where connections are so
-//! many that they are looked up before, and some of them end, and others begin, between two frames
-//! of a batch.
+//! Frames that arrive together are handled as if each had come alone. That also holds with so many
+//! connections that the engine looks them up in advance, and when connections begin and end between
+//! two frames of a batch.
 
 use crate::support::{Family, Segment, ethernet, on_link};
 use toehold_tcp::{
@@ -12,15 +12,15 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const PSH: u8 = 8;
 const ACK: u8 = 16;
-/// More than 4,096, of which some are closed at any time.
+/// More than 4,096 flows; some are closed at any time.
 const FLOWS: usize = 4_800;
-/// Frames that a link delivers together: more than are looked up together, too.
+/// The frames that a link delivers together: more than the engine looks up together.
 const BATCH: u64 = 80;
 const VERIFIED: ReceiveOffload = ReceiveOffload {
     checksum_verified: true,
 };
 
-/// Payload with its places.
+/// Payload, with the connection and the offset of each piece.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Placed(Vec<(ConnectionId, u64, Vec<u8>)>);
 
@@ -35,7 +35,7 @@ impl Memory for Placed {
     }
 }
 
-/// An engine and what it does.
+/// An engine and its memory.
 struct Side {
     engine: Engine,
     placed: Placed,
@@ -65,7 +65,7 @@ impl Side {
         }
     }
 
-    /// The host takes what has arrived, and lets go of what is over.
+    /// The host takes the bytes that have arrived, and releases connections that are over.
     fn say(&mut self, now: Instant) -> Said {
         let mut said = Said {
             events: Vec::new(),
@@ -95,7 +95,7 @@ impl Side {
     }
 }
 
-/// Every fourth remote has IPv6.
+/// Every fourth remote uses IPv6.
 fn family_of(port: u16) -> Family {
     if port.is_multiple_of(4) {
         Family::V6
@@ -104,7 +104,7 @@ fn family_of(port: u16) -> Family {
     }
 }
 
-/// A remote's end.
+/// The remote's end of a connection.
 #[derive(Clone, Copy, Default)]
 struct Flow {
     is_open: bool,
@@ -136,7 +136,7 @@ impl Flow {
 /// The remotes' next segment: mostly payload in order.
 fn remote(flow: &mut Flow, port: u16, random: &mut Random, now: Instant) -> Vec<u8> {
     if !flow.is_open {
-        // Another connection between the same ends, above what was used before.
+        // Another connection between these ends, with numbers above those used before.
         *flow = Flow {
             is_open: true,
             isn: 0,
@@ -157,7 +157,7 @@ fn remote(flow: &mut Flow, port: u16, random: &mut Random, now: Instant) -> Vec<
             let payload = vec![random.below(256) as u8; 1 + random.below(100) as usize];
             let mut frame = flow.frame(port, ACK | PSH, &payload, now);
             flow.seq = flow.seq.wrapping_add(payload.len() as u32);
-            // A link pads what is short.
+            // A link pads short frames.
             frame.resize(frame.len() + random.below(3) as usize, 0);
             frame
         }
@@ -180,7 +180,7 @@ fn together_is_as_one_after_the_other() {
     let (mut payloads, mut ends) = (0, 0);
     for step in 0..2_000u64 {
         let now = Instant::from_micros(1_000_000 + step * 1_000);
-        // First everybody connects; then a few at a time have their turn, more than once in a
+        // First all remotes connect. Then a few flows at a time send, each more than once in a
         // batch.
         let begin = step * BATCH;
         let batch: Vec<Vec<u8>> = (begin..begin + BATCH)
@@ -219,8 +219,7 @@ fn together_is_as_one_after_the_other() {
     assert!(predicted > 50_000, "{predicted}");
 }
 
-/// A duplicate acknowledgement says something, though it continues the stream where it is expected
-/// to.
+/// A duplicate acknowledgement has a meaning, although its sequence number is the expected one.
 #[test]
 fn an_acknowledgement_alone_is_not_payload_in_its_place() {
     for (port, headers) in [(10_000, Headers::V6), (10_001, Headers::V4)] {
@@ -260,7 +259,7 @@ fn an_acknowledgement_alone_is_not_payload_in_its_place() {
     }
 }
 
-/// A SYN-ACK tells a remote where our numbers begin.
+/// A SYN-ACK tells a remote the engine's initial sequence number.
 fn learn(flows: &mut [Flow], frame: &[u8]) {
     let family = if frame[12] == 8 {
         Family::V4

@@ -1,5 +1,5 @@
-//! Paths that carry small segments and no large ones: how the engine finds out, and that an outage
-//! is none.
+//! Paths that carry small segments and drop large ones: the engine detects such a path, and does
+//! not mistake an outage for one.
 
 use crate::script::{Stage, plain};
 use toehold_tcp::{ConnectionId, Duration};
@@ -19,8 +19,8 @@ fn on_a_dark_path() -> (Stage, ConnectionId) {
     (stage, id)
 }
 
-/// Two full segments of which nothing is heard through three timeouts, so that the first has gone
-/// again in a small segment.
+/// Sends two full segments. No answer comes through three timeouts, so the first bytes have been
+/// sent again in a small segment.
 fn in_doubt(stage: &mut Stage, id: ConnectionId) {
     stage.engine.publish(id, 2_920).unwrap();
     stage.expect(". 1:1461(1460) ack 1");
@@ -34,7 +34,7 @@ fn in_doubt(stage: &mut Stage, id: ConnectionId) {
     stage.expect_nothing();
 }
 
-/// RFC 4821 section 7.7: where even that is too large it gets smaller.
+/// RFC 4821 section 7.7: if even the small segment is too large, the next one is smaller.
 #[test]
 fn a_small_segment_gets_smaller_until_one_passes() {
     let (mut stage, id) = on_a_dark_path();
@@ -61,8 +61,8 @@ fn wait_for_timeout(stage: &mut Stage, id: ConnectionId) {
     assert!(stage.engine.info(id).unwrap().retries > 0);
 }
 
-/// RFC 4821 section 7.7: an outage stops segments of every size. Segments after the outage are as
-/// large as before.
+/// RFC 4821 section 7.7: an outage stops segments of every size. Segments after the outage have
+/// their former size.
 #[test]
 fn an_outage_is_no_black_hole() {
     for stamps in ["", ",TS"] {
@@ -76,7 +76,7 @@ fn an_outage_is_no_black_hole() {
         let mss = u64::from(stage.engine.info(id).unwrap().mss);
         stage.engine.publish(id, 100 * mss).unwrap();
         stage.forget_sent();
-        // 2.5 s without an answer.
+        // 2.5 s pass without an answer.
         stage.wait(Duration::from_millis(2_500));
         assert!(stage.engine.info(id).unwrap().retries >= 3);
         stage.wait(Duration::from_millis(800));
@@ -93,7 +93,8 @@ fn an_outage_is_no_black_hole() {
         }
         assert_eq!(stage.engine.info(id).unwrap().acknowledged, 100 * mss);
         assert_eq!(stage.engine.counters().mtu_reductions, 0);
-        // A later outage, of segments that arrive at last, is none either.
+        // A later outage, after which the delayed segments arrive, is not taken for a black hole
+        // either.
         stage.engine.publish(id, 102 * mss).unwrap();
         stage.wait(Duration::from_secs(8));
         stage.forget_sent();
@@ -104,8 +105,9 @@ fn an_outage_is_no_black_hole() {
     }
 }
 
-/// With one segment lost there is room for two small ones. The second waits: an acknowledgement of
-/// both would look like that of a full segment, and the black hole would be found never.
+/// One lost segment leaves room for two small ones. The second small segment waits: an
+/// acknowledgement of both would look like that of a full segment, and the engine would never
+/// detect the black hole.
 #[test]
 fn a_small_segment_goes_alone_while_the_path_is_in_doubt() {
     let (mut stage, id) = on_a_dark_path();
@@ -129,7 +131,7 @@ fn a_small_segment_goes_alone_while_the_path_is_in_doubt() {
     assert_eq!(stage.engine.info(id).unwrap().mss, 730);
 }
 
-/// That small segments pass is still known when one of them is lost: nothing of its loss is due to
+/// The engine still knows that small segments pass when one of them is lost: its loss is not due to
 /// its size.
 #[test]
 fn a_small_segment_that_is_lost_disproves_nothing() {
@@ -149,8 +151,9 @@ fn a_small_segment_that_is_lost_disproves_nothing() {
     assert_eq!(stage.engine.info(id).unwrap().mss, 730);
 }
 
-/// Small segments that arrive together are not a full one: the end of a flight that is less than a
-/// full segment, and the rest of one that was sent in parts.
+/// Small segments that are acknowledged together do not prove that a full segment passes. One is
+/// the end of a flight that is less than a full segment; the other is the rest of a segment that
+/// was sent in parts.
 #[test]
 fn small_segments_that_are_acknowledged_together_are_no_full_one() {
     let (mut stage, id) = on_a_dark_path();
@@ -166,7 +169,7 @@ fn small_segments_that_are_acknowledged_together_are_no_full_one() {
     wait_for_timeout(&mut stage, id);
     stage.expect(". 1:731(730) ack 1");
     stage.remote(". 1:1(0) ack 731");
-    // The rest of the first passes in parts; the second came long ago.
+    // The rest of the first segment passes in parts; the second segment arrived long ago.
     stage.forget_sent();
     stage.remote(". 1:1(0) ack 2601");
     stage.engine.publish(id, 4_060).unwrap();
@@ -177,7 +180,7 @@ fn small_segments_that_are_acknowledged_together_are_no_full_one() {
     assert_eq!(stage.engine.info(id).unwrap().mss, 730);
 }
 
-/// A connection over a path that has swallowed what was full, and carries 730 bytes since.
+/// A connection over a path that has dropped full segments and now carries segments of 730 bytes.
 fn after_a_black_hole() -> (Stage, ConnectionId) {
     let (mut stage, id) = on_a_dark_path();
     in_doubt(&mut stage, id);
@@ -209,7 +212,7 @@ fn after_a_black_hole() -> (Stage, ConnectionId) {
     (stage, id)
 }
 
-/// RFC 4821 section 7: what was a black hole may have been an outage.
+/// RFC 4821 section 7: a supposed black hole may have been an outage.
 #[test]
 fn a_path_that_recovered_is_used_in_full_again() {
     let (mut stage, id) = after_a_black_hole();
@@ -223,7 +226,7 @@ fn a_path_that_recovered_is_used_in_full_again() {
     assert_eq!(stage.engine.counters().mtu_probes, 1);
 }
 
-/// RFC 4821 section 7.6.2: a probe that is lost alone says nothing about congestion.
+/// RFC 4821 section 7.6.2: the loss of a probe alone is no sign of congestion.
 #[test]
 fn a_probe_that_is_lost_costs_its_retransmission_and_no_more() {
     let (mut stage, id) = after_a_black_hole();
@@ -245,7 +248,7 @@ fn a_probe_that_is_lost_costs_its_retransmission_and_no_more() {
     assert_eq!(stage.engine.counters().recoveries, 0);
 }
 
-/// A probe proves what the link took when it was sent.
+/// A probe proves only the size that the link carried when the probe was sent.
 #[test]
 fn a_probe_from_before_the_link_narrowed_proves_nothing() {
     let (mut stage, id) = on_a_dark_path();

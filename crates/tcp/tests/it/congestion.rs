@@ -1,12 +1,12 @@
-//! Tests of the congestion window, how it grows and shrinks, as scripts of segments.
+//! Tests of the growth and the reduction of the congestion window, as scripts of segments.
 
 use crate::script::Stage;
 use toehold_tcp::{CongestionControl, Duration, EcnMode, Options};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// RFC 8257 section 3.2: each mark is echoed, and each end of a run of them acknowledged at once;
-/// RFC 8257 section 3.3: the window falls by the share of what was marked.
+/// RFC 8257 section 3.2: each mark is echoed, and the end of each run of marks is acknowledged at
+/// once. RFC 8257 section 3.3: the window falls by the share of marked bytes.
 #[test]
 fn dctcp_echoes_each_mark_and_answers_in_proportion() {
     let mut stage = Stage::new(|config, options| {
@@ -26,7 +26,7 @@ fn dctcp_echoes_each_mark_and_answers_in_proportion() {
     stage.forget_sent();
     stage.remote("P. 101:201(100) ack 1");
     stage.expect_nothing();
-    // The segment whose acknowledgement was held back was not marked.
+    // The segment whose acknowledgement was delayed was not marked.
     stage.remote("P. 201:301(100) ack 1 ce");
     stage.expect(". 2001:2001(0) ack 201");
     stage.expect(".E 2001:2001(0) ack 301");
@@ -35,7 +35,7 @@ fn dctcp_echoes_each_mark_and_answers_in_proportion() {
     stage.expect(".E 2001:2001(0) ack 501");
     stage.remote("P. 501:601(100) ack 1");
     stage.expect(". 2001:2001(0) ack 601");
-    // And the other way round.
+    // The other change: an unmarked segment after a marked one.
     stage.remote("P. 601:701(100) ack 1 ce");
     stage.expect(".E 2001:2001(0) ack 701");
     stage.remote("P. 701:801(100) ack 1 ce");
@@ -44,7 +44,7 @@ fn dctcp_echoes_each_mark_and_answers_in_proportion() {
     stage.expect(".E 2001:2001(0) ack 801");
     stage.expect(". 2001:2001(0) ack 901");
     stage.expect_nothing();
-    // Windows without a mark: the estimate, which begins at 1, falls by a sixteenth each.
+    // In windows without a mark the estimate, which begins at 1, falls by a sixteenth each time.
     let mut end = 2_000;
     for _ in 0..60 {
         stage.remote(&format!(". 901:901(0) ack {} win 65535", end + 1));
@@ -61,7 +61,8 @@ fn dctcp_echoes_each_mark_and_answers_in_proportion() {
     );
 }
 
-/// Pacing: a window is spread over its round trip, by twice the rate while slow start doubles it.
+/// Pacing: a window is spread over its round trip, at twice the rate while slow start doubles the
+/// window.
 #[test]
 fn a_paced_window_leaves_in_half_a_round_trip() {
     let mut stage = Stage::new(|config, options| {
@@ -109,7 +110,8 @@ fn nothing_is_paced_on_a_short_path() {
     }
 }
 
-/// BBR's window alone would be too large: it paces on any path, before it has a rate, too.
+/// BBR's window alone would be too large: BBR paces on any path, even before it has measured a
+/// rate.
 #[test]
 fn bbr_paces_on_a_short_path() {
     let mut stage = Stage::new(|config, _| config.timestamps = false);
@@ -131,8 +133,8 @@ fn bbr_paces_on_a_short_path() {
     assert!(stage.engine.info(id).unwrap().pacing);
 }
 
-/// RFC 5681 section 4.1: after a pause of more than a timeout the window begins again where it
-/// began.
+/// RFC 5681 section 4.1: after a pause of more than a timeout, the window restarts from its initial
+/// size.
 #[test]
 fn an_idle_connection_starts_slowly_again() {
     let mut stage = Stage::new(|config, _| config.timestamps = false);
@@ -151,8 +153,8 @@ fn an_idle_connection_starts_slowly_again() {
     assert_eq!(stage.engine.info(id).unwrap().in_flight, 10_000);
 }
 
-/// RFC 3168 section 6.1.1.1: a SYN that gets no answer is sent again without ECN, in case somebody
-/// in between cannot stand it.
+/// RFC 3168 section 6.1.1.1: a SYN without an answer is sent again without ECN, because a middlebox
+/// may drop SYNs with ECN.
 #[test]
 fn a_syn_is_repeated_without_congestion_notification() {
     let mut stage = Stage::new(|_, _| {});

@@ -1,11 +1,11 @@
-//! Hostile input for an engine from anybody on the link: bytes as frames, and bytes as a
+//! Hostile input for an engine from any host on the link: bytes as frames, and bytes as a
 //! conversation.
 //!
-//! Shared by the fuzz targets (`fuzz/`) and the tests that replay what they found. A conversation
-//! is a program of single bytes with arguments: the remote sends segments whose numbers are near
-//! what the engine expects, so that mutation reaches the state machine and not only the parser; the
-//! host makes its calls; time passes. After every step all invariants hold, what is to be sent is
-//! drained, and the engine has said nothing that a receiver would have to take for nonsense.
+//! The fuzz targets (`fuzz/`) and the tests that replay their inputs share this file. A
+//! conversation is a program of single bytes with arguments. The remote sends segments whose
+//! numbers are near the expected ones, so that mutation reaches the state machine and not only the
+//! parser. The host makes its calls, and time passes. After every step all invariants hold, pending
+//! frames are sent, and the engine has sent nothing that a receiver would reject as nonsense.
 
 use toehold_tcp::{
     ChecksumSum, Config, CongestionControl, ConnectionId, Counters, Duration, EcnMode, Engine,
@@ -17,12 +17,12 @@ const OURS: [u8; 4] = [10, 0, 0, 1];
 const THEIRS: [u8; 4] = [10, 0, 0, 2];
 const PORT: u16 = 80;
 const REMOTE_PORTS: u16 = 4;
-/// A program of more steps says nothing new.
+/// A program with more steps tests nothing new.
 const STEPS_MAX: usize = 2_000;
-/// Frames the engine may have to say at once; beyond, it is a storm.
+/// The most frames that the engine may send at once; more would be a storm.
 const FRAMES_MAX: usize = 20_000;
 
-/// Rings that keep nothing, and have no room when the program says so.
+/// Rings that store nothing, and have no room when the program says so.
 #[derive(Debug, Default)]
 struct Rings {
     is_full: bool,
@@ -70,11 +70,11 @@ pub(crate) fn frames(bytes: &[u8]) {
             let length = usize::from(u16::from_be_bytes([high & 0x07, low])).min(after.len());
             let (frame, after) = after.split_at(length);
             rest = after;
-            // A link that vouches for checksums lets everything through that parses.
+            // A link that verifies checksums itself passes on every frame that parses.
             let offload = ReceiveOffload {
                 checksum_verified: high & 0x80 != 0,
             };
-            // As if several engines shared the link, and this one had to hear everything.
+            // As if several engines shared the link, and this engine received every frame.
             let _ = engine.whose(frame);
             engine.overhear(frame);
             if let Some(whole) = engine.put_together(now, frame) {
@@ -89,7 +89,7 @@ pub(crate) fn frames(bytes: &[u8]) {
     }
 }
 
-/// Sends what there is to be sent; returns the frames.
+/// Sends all pending frames; returns them.
 fn drain(engine: &mut Engine, now: Instant, rings: &mut Rings) -> Vec<Vec<u8>> {
     let mut frame = vec![0; 70_000];
     let mut sent = Vec::new();
@@ -122,7 +122,7 @@ struct Conversation<'a> {
     now: Instant,
     sides: [Side; REMOTE_PORTS as usize],
     held: Vec<Held>,
-    /// The last cookie of the engine's (RFC 7413).
+    /// The last cookie of the engine (RFC 7413).
     cookie: Vec<u8>,
 }
 
@@ -135,7 +135,7 @@ struct Held {
     taken: u64,
 }
 
-/// Bytes as a conversation; returns what the engine counted.
+/// Bytes as a conversation; returns the engine's counters.
 pub(crate) fn converse(program: &[u8]) -> Counters {
     let mut config = config(Medium::Ip);
     let mut program = program;
@@ -291,13 +291,13 @@ impl Conversation<'_> {
         self.held.get_mut(usize::from(value) % count.max(1))
     }
 
-    /// A publication that was refused did not happen.
+    /// A refused publication has no effect.
     fn forget_published(&mut self, id: ConnectionId) {
         self.held.retain(|held| held.id != id);
         let _ = self.engine.release(self.now, id);
     }
 
-    /// The remote sends a segment near what is expected.
+    /// The remote sends a segment whose numbers are near the expected ones.
     fn segment(&mut self, value: u8) {
         let flags = take(&mut self.program);
         let near = take(&mut self.program);
@@ -320,7 +320,8 @@ impl Conversation<'_> {
             options.extend([2, 4, 2, 24, 3, 3, value % 16, 1, 4, 2, 1, 1]);
             side.has_timestamps = value & 4 != 0;
             if value & 64 != 0 {
-                // As an honest remote does, a request without the cookie; or any cookie.
+                // A request without a cookie, the engine's cookie as an honest remote returns it,
+                // or any cookie.
                 let cookie = match value & 128 {
                     0 => &self.cookie[..],
                     _ => &[0x5a; 6],
@@ -330,14 +331,14 @@ impl Conversation<'_> {
                 options.resize(options.len().next_multiple_of(4), 1);
             }
         } else if value & 8 != 0 {
-            // A block that may be anywhere, and may be a lie.
+            // A block at any place, which may be false.
             options.extend([1, 1, 5, 10]);
             let start = ack.wrapping_add(u32::from(take(&mut self.program)) * 50);
             options.extend(start.to_be_bytes());
             let end = start.wrapping_add(u32::from(take(&mut self.program)) * 50);
             options.extend(end.to_be_bytes());
         } else if value & 16 != 0 {
-            // Options as they come.
+            // Options of arbitrary bytes.
             options.extend((0..4).map(|_| take(&mut self.program)));
         }
         let side = &mut self.sides[usize::from(value % REMOTE_PORTS as u8)];
@@ -362,7 +363,7 @@ impl Conversation<'_> {
 
     fn pass(&mut self, span: Duration) {
         let until = self.now + span;
-        // Each wake-up does something: there are fewer than this in the time that passes.
+        // Each wake-up does some work: fewer than this many are due in the time that passes.
         for _ in 0..FRAMES_MAX {
             let Some(at) = self.engine.poll_timeout().filter(|&at| at <= until) else {
                 break;
@@ -374,7 +375,7 @@ impl Conversation<'_> {
         self.now = until;
     }
 
-    /// Drains frames and events, and checks what must hold.
+    /// Drains frames and events, and checks the invariants.
     fn settle(&mut self) {
         for frame in drain(&mut self.engine, self.now, &mut self.rings) {
             self.listen_to(&frame);
@@ -399,7 +400,7 @@ impl Conversation<'_> {
         self.engine.assert_invariants();
     }
 
-    /// The remote learns where the engine stands.
+    /// The remote learns the engine's sequence numbers.
     fn listen_to(&mut self, packet: &[u8]) {
         assert!(packet.len() >= 40, "a packet of {} bytes", packet.len());
         if packet[0] >> 4 != 4 || packet[9] != 6 {
@@ -430,7 +431,8 @@ impl Conversation<'_> {
         }
     }
 
-    /// Everything ends: the host lets go, and after the longest of timers nothing is left.
+    /// Everything ends: the host releases its connections, and after the longest timer nothing is
+    /// left.
     fn wind_up(&mut self) {
         for held in std::mem::take(&mut self.held) {
             let _ = self.engine.abort(self.now, held.id);

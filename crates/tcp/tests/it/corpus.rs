@@ -1,11 +1,11 @@
-//! Replays the inputs that the fuzzers keep (`fuzz/`), and what a generator makes of them, so that
-//! an ordinary test run has them, too.
+//! Replays the inputs that the fuzzers keep (`fuzz/`), and mutations of them, so that an ordinary
+//! test run covers them, too.
 
 use crate::conversation;
 use crate::inputs::inputs;
 use toehold_tcp::{Counters, Random};
 
-/// How many mutations of each kept input are tried; `TOEHOLD_MUTATIONS` says otherwise.
+/// The number of mutations of each kept input; `TOEHOLD_MUTATIONS` overrides it.
 fn mutations() -> u64 {
     let set = std::env::var("TOEHOLD_MUTATIONS").ok();
     set.and_then(|count| count.parse().ok()).unwrap_or(200)

@@ -1,10 +1,9 @@
-//! How connections end, and what is left of them: scripts of segments.
+//! The ends of connections and the state that remains: scripts of segments.
 
 use crate::script::{Stage, plain};
 use toehold_tcp::{CloseReason, Duration, Options, State};
 
-/// A server that closes first, more often than TIME-WAIT lasts: there is room for three
-/// connections.
+/// A server closes first, more often than TIME-WAIT lasts. There is room for three connections.
 #[test]
 fn time_wait_makes_room_for_who_comes_next() {
     let mut stage = Stage::new(|config, _| {
@@ -45,9 +44,9 @@ fn established_connections_make_no_room() {
     assert_eq!(stage.engine.connection_count(), 3);
 }
 
-/// RFC 9293 section 3.6.1 is about data that nobody will read. Data that was read comes again with
-/// the FIN when its acknowledgement was lost. That is no reason to reset: our own last data is
-/// still on its way.
+/// RFC 9293 section 3.6.1 is about data that no program will read. Data that was read arrives again
+/// with the FIN when its acknowledgement was lost. That is no reason to reset: our own last data is
+/// still in flight.
 #[test]
 fn data_that_was_read_and_comes_again_with_a_fin_resets_nothing() {
     let mut stage = plain();
@@ -64,7 +63,7 @@ fn data_that_was_read_and_comes_again_with_a_fin_resets_nothing() {
     assert_eq!(stage.engine.connection_count(), 1, "it is in TIME-WAIT");
 }
 
-/// The host is told once that a connection has ended: in TIME-WAIT, and not again when that is
+/// The host is told once that a connection has ended: in TIME-WAIT, and not again when TIME-WAIT is
 /// over.
 #[test]
 fn the_end_is_told_once() {
@@ -82,12 +81,12 @@ fn the_end_is_told_once() {
     assert_eq!(stage.engine.info(id), None);
 }
 
-/// RFC 6429 section 3: a remote that keeps its window closed may be given up. It is, once no
-/// program waits for it any more; or whoever asks for much and takes nothing holds our memory for
-/// ever.
+/// RFC 6429 section 3: a remote that keeps its window closed may be given up. The engine gives it
+/// up once no program waits for it any more. Otherwise a remote that requests much and reads
+/// nothing would hold our memory for ever.
 #[test]
 fn who_takes_nothing_from_a_host_that_has_gone_is_given_up() {
-    // Data, data that is on its way when the window closes, and nothing but a FIN.
+    // Data, data that is in flight when the window closes, and only a FIN.
     for (window, bytes) in [(0, 1_000), (10_000, 1_000), (0, 0)] {
         let mut stage = plain();
         let id = stage.accepted("", window);
@@ -109,8 +108,8 @@ fn who_takes_nothing_from_a_host_that_has_gone_is_given_up() {
     }
 }
 
-/// RFC 6191 section 2: with timestamps it is these that tell a later SYN, whatever its sequence
-/// number.
+/// RFC 6191 section 2: with timestamps, the timestamp alone identifies a later SYN; its sequence
+/// number does not matter.
 #[test]
 fn time_wait_gives_way_to_a_later_timestamp_and_no_other() {
     let waiting = || {
@@ -135,7 +134,7 @@ fn time_wait_gives_way_to_a_later_timestamp_and_no_other() {
     assert_eq!(stage.engine.counters().time_wait_reused, 0);
 }
 
-/// RFC 9293 section 3.10.4: an attempt that is called off leaves nothing behind.
+/// RFC 9293 section 3.10.4: an attempt that is aborted leaves nothing behind.
 #[test]
 fn an_attempt_may_be_called_off() {
     let mut stage = plain();
@@ -149,7 +148,7 @@ fn an_attempt_may_be_called_off() {
     assert_eq!(stage.engine.connection_count(), 0);
 }
 
-/// RFC 9293 section 3.10.7.4: a FIN that comes again in TIME-WAIT begins it anew.
+/// RFC 9293 section 3.10.7.4: a FIN that arrives again in TIME-WAIT restarts TIME-WAIT.
 #[test]
 fn a_repeated_fin_prolongs_time_wait() {
     let mut stage = plain();
@@ -170,7 +169,8 @@ fn a_repeated_fin_prolongs_time_wait() {
 const NET_UNREACHABLE: u8 = 0;
 const HOST_UNREACHABLE: u8 = 1;
 
-/// RFC 5461 section 4.1 and Linux (tcp_v4_err): who connects is told of soft errors at once, too.
+/// RFC 5461 section 4.1 and Linux (tcp_v4_err): a connecting program is told of soft errors at
+/// once, too.
 #[test]
 fn attempt_ends_with_the_first_that_says_there_is_no_way() {
     const PORT_UNREACHABLE: u8 = 3;
@@ -184,7 +184,7 @@ fn attempt_ends_with_the_first_that_says_there_is_no_way() {
         let mut stage = plain();
         stage.connect(Options::default());
         stage.expect("S 0:0(0)");
-        // RFC 5927 section 4.1: not about what is in flight.
+        // RFC 5927 section 4.1: the message quotes a number that is not in flight.
         stage.raw(&stage.unreachable(1, code));
         assert_eq!(stage.engine.poll_event(), None);
         stage.raw(&stage.unreachable(0, code));
@@ -200,8 +200,9 @@ fn attempt_ends_with_the_first_that_says_there_is_no_way() {
 //= type=test
 //# Since these Unreachable messages indicate soft error conditions, a TCP implementation MUST
 //# NOT abort the connection (MUST-56)
-/// RFC 1122 section 4.2.3.9: a soft error ends nothing by itself; RFC 5461 section 2 and Linux
-/// (tcp_write_err): it is why, when the remote is given up, unless that was heard in between.
+/// RFC 1122 section 4.2.3.9: a soft error alone ends nothing. RFC 5461 section 2 and Linux
+/// (tcp_write_err): the soft error becomes the reason when the remote is given up, unless the
+/// remote has answered in between.
 #[test]
 fn soft_error_is_the_reason_when_silence_ends_the_connection() {
     for (reported, is_heard, why) in [

@@ -5,7 +5,7 @@ use toehold_tcp::{CloseReason, ConnectionId, Duration, Event, Options, State};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A listener that Fast Open may open so many connections of, and a remote that has its cookie.
+/// A listener of which Fast Open may open this many connections, and a remote that has its cookie.
 fn server(pending_max: usize) -> Stage {
     let mut stage = Stage::new(|config, options| {
         config.timestamps = false;
@@ -21,7 +21,7 @@ fn server(pending_max: usize) -> Stage {
     stage
 }
 
-/// The remote opens a connection with 100 bytes, and the host has it.
+/// The remote opens a connection with 100 bytes, and the host accepts the connection.
 fn opened(stage: &mut Stage) -> ConnectionId {
     stage.remote("S 0:0(100) win 65535 <mss 1000,fo 1>");
     stage.expect("S. 0:0(0) ack 101 <mss 1460>");
@@ -84,12 +84,12 @@ fn a_wrong_cookie_is_replaced_and_the_handshake_is_an_ordinary_one() {
     assert_eq!(stage.engine.poll_event(), None);
     assert!(stage.rings.received.is_empty());
     assert_eq!(stage.engine.counters().fast_opens_declined, 1);
-    // That of another remote is wrong, too.
+    // The cookie of another remote is wrong, too.
     let other = stage.packet("S 0:0(100) win 65535 <mss 1000,fo 1>", [10, 0, 0, 3]);
     stage.raw(&other);
     stage.expect("S. 0:0(0) ack 1 <mss 1460,fo 1>");
     assert_eq!(stage.engine.poll_event(), None);
-    // And payload without a cookie is nobody's.
+    // Payload without a cookie is ignored.
     stage.come_from(4_002);
     stage.remote("S 0:0(100) win 65535 <mss 1000>");
     stage.expect("S. 0:0(0) ack 1 <mss 1460>");
@@ -111,13 +111,13 @@ fn so_many_may_be_open_before_their_handshake_is_over_and_those_reset_count_for_
         stage.engine.accept(stage.listener).is_some()
     };
     assert!(!is_opened(&mut stage, 4_002));
-    // The first has its handshake behind it.
+    // The first connection's handshake is over.
     stage.come_from(4_001);
     stage.remote(". 101:101(0) ack 1 win 65535");
     assert_eq!(state(&stage, first), Some(State::Established));
-    // The SYN-ACK is another connection's by now.
+    // The SYN-ACK belongs to another connection by now.
     assert!(is_opened(&mut stage, 4_003));
-    // Somebody else has used the remote's address.
+    // Another host has used the remote's address.
     stage.remote("R 11:11(0) win 0");
     stage.expect_closed(CloseReason::Reset);
     assert!(!is_opened(&mut stage, 4_004));
@@ -154,7 +154,7 @@ fn of_what_the_remote_has_not_answered_only_the_syn_ack_is_sent_again() {
     let id = opened(&mut stage);
     stage.engine.publish(id, 50).expect("it is open");
     stage.expect("P. 1:51(50) ack 101");
-    // The SYN once more, as it was and without its payload.
+    // The SYN again, unchanged and without its payload.
     for syn in [
         "S 0:0(100) win 65535 <mss 1000,fo 1>",
         "S 0:0(0) win 65535 <mss 1000>",
@@ -163,7 +163,7 @@ fn of_what_the_remote_has_not_answered_only_the_syn_ack_is_sent_again() {
         stage.expect("S. 0:0(0) ack 101 <mss 1460>");
         stage.expect_nothing();
     }
-    // More of it than was taken: the same, and no challenge.
+    // The SYN carries more payload than was accepted: the answer is unchanged, and is no challenge.
     stage.remote("S 0:0(200) win 65535 <mss 1000,fo 1>");
     stage.expect("S. 0:0(0) ack 101 <mss 1460>");
     stage.expect_nothing();
@@ -173,7 +173,7 @@ fn of_what_the_remote_has_not_answered_only_the_syn_ack_is_sent_again() {
     stage.wait(Duration::from_secs(2));
     stage.expect("S. 0:0(0) ack 101 <mss 1460>");
     stage.expect_nothing();
-    // The answer has not arrived, and goes again as soon as that is known.
+    // The answer has not arrived. The engine sends it again as soon as it knows that.
     stage.remote(". 101:101(0) ack 1 win 65535");
     stage.wait(Duration::from_secs(5));
     stage.expect("P. 1:51(50) ack 101");
@@ -292,7 +292,7 @@ fn payload_that_the_remote_did_not_take_goes_with_the_first_acknowledgement() {
     let mut stage = client();
     let id = connect(&mut stage);
     stage.expect("S 0:0(100) <mss 1460,fo 1>");
-    // It gives another cookie.
+    // The remote gives another cookie.
     stage.cookie = vec![8; 16];
     stage.remote("S. 0:0(0) ack 1 win 65535 <mss 1000,sackOK,fo 1>");
     stage.expect("P. 1:101(100) ack 1");
@@ -333,7 +333,7 @@ fn after_a_syn_that_was_lost_fast_open_is_off_for_longer_each_time() {
     stage.wait(Duration::from_secs(58));
     stage.forget_sent();
     assert_eq!(opens(&mut stage), (0, false));
-    // A minute after the timeout it asks anew. Nobody answers the request, either.
+    // A minute after the timeout the client asks anew. The request gets no answer either.
     stage.wait(Duration::from_secs(2));
     stage.forget_sent();
     connect(&mut stage);
@@ -369,7 +369,7 @@ fn a_syn_takes_what_the_remotes_segments_have_room_for() {
     let id = stage.connect(Options::default());
     assert!(stage.engine.open_fast(stage.now, id));
     stage.engine.publish(id, 5_000).expect("it is open");
-    // The MSS of 1,000, less all the options that fit.
+    // The payload fills the MSS of 1,000, less all the options that fit.
     stage.expect("S 0:0(960) <mss 1460,fo 1>");
     stage.remote("S. 0:0(0) ack 961 win 65535 <mss 1000,sackOK>");
     stage.expect(". 961:1961(1000) ack 1");
@@ -383,7 +383,7 @@ fn a_client_without_payload_asks_and_one_that_does_not_take_part_says_nothing() 
     stage.expect("S 0:0(0) <mss 1460,fo>");
     stage.connect(Options::default());
     stage.expect("S 0:0(0) <mss 1460>");
-    // A cookie that nobody asked for.
+    // The SYN-ACK carries a cookie that the client did not ask for.
     stage.remote("S. 0:0(0) ack 1 win 65535 <mss 1000,sackOK,fo 0>");
     stage.expect(". 1:1(0) ack 1");
 }
@@ -407,12 +407,12 @@ fn a_syn_waits_for_its_payload_as_long_as_the_host_likes() {
     stage.expect("S 0:0(100) <mss 1460,fo 1>");
     stage.remote("S. 0:0(0) ack 101 win 65535 <mss 1000,sackOK>");
     stage.expect(". 101:101(0) ack 1");
-    // A connection that is given up meanwhile has sent nothing.
+    // A connection that is aborted meanwhile has sent nothing.
     let (id, _) = hold(&mut stage);
     stage.engine.abort(stage.now, id).expect("it is there");
     stage.expect_nothing();
     stage.expect_closed(CloseReason::Aborted);
-    // Without a cookie there is nothing to wait for.
+    // Without a cookie there is no reason to wait.
     let mut stage = Stage::new(|config, _| {
         config.timestamps = false;
         config.window_scaling = false;

@@ -1,4 +1,4 @@
-//! How long a connection bears silence: keepalive and the user timeout.
+//! The silence that a connection tolerates: keepalive and the user timeout.
 
 use crate::script::{Stage, plain};
 use toehold_tcp::{CloseReason, ConnectionId, Duration, Keepalive, Options, State};
@@ -23,7 +23,7 @@ fn state(stage: &Stage, id: ConnectionId) -> State {
     stage.engine.info(id).expect("it was not released").state
 }
 
-/// A connection with data that a remote without room has answered every second, nine times.
+/// A connection with data. A remote without room has answered every second, nine times.
 fn closed_for_nine_seconds() -> (Stage, ConnectionId) {
     let (mut stage, id) = impatient(None, 0);
     stage.engine.publish(id, 1_000).unwrap();
@@ -43,8 +43,8 @@ fn closed_for_nine_seconds() -> (Stage, ConnectionId) {
 //= type=test
 //# (d) An application MUST (MUST-21) be able to set the value for R2 for a particular
 //# connection.
-/// RFC 9293 section 3.9.1: counted from when the data was sent, and not rounded up to the next
-/// retransmission.
+/// RFC 9293 section 3.9.1: the timeout counts from the time when the data was sent, and is not
+/// rounded up to the next retransmission.
 #[test]
 fn data_without_an_answer_ends_the_connection_in_time() {
     let (mut stage, id) = impatient(None, 60_000);
@@ -71,8 +71,8 @@ fn progress_renews_the_user_timeout() {
     stage.expect_closed(CloseReason::TimedOut);
 }
 
-/// tcp(7): also for data that "may remain untransmitted (due to zero window size)", however often
-/// the remote says so.
+/// tcp(7): the timeout also covers data that "may remain untransmitted (due to zero window size)",
+/// even when the remote announces its closed window again and again.
 #[test]
 fn window_that_stays_closed_ends_the_user_timeout() {
     let (mut stage, id) = closed_for_nine_seconds();
@@ -108,7 +108,7 @@ fn user_timeout_overrides_the_number_of_keepalive_probes() {
     stage.expect_closed(CloseReason::TimedOut);
 }
 
-/// An interval of nothing costs a timer's granularity each, and the clock goes on.
+/// An interval of zero costs a timer's granularity for each probe, so time passes.
 #[test]
 fn probes_without_a_pause_end() {
     let keepalive = Keepalive {
@@ -129,8 +129,8 @@ fn probes_without_a_pause_end() {
     stage.expect_closed(CloseReason::TimedOut);
 }
 
-/// Like Linux (tcp_keepalive_timer): idle time counts from the remote's last segment, however long
-/// the pauses between probes are.
+/// Like Linux (tcp_keepalive_timer): idle time counts from the remote's last segment, independent
+/// of the pauses between probes.
 #[test]
 fn a_probe_goes_as_soon_as_the_remote_is_silent_for_long_enough() {
     let keepalive = Keepalive {
@@ -151,7 +151,7 @@ fn a_probe_goes_as_soon_as_the_remote_is_silent_for_long_enough() {
     assert_eq!(stage.engine.counters().probes, 1);
 }
 
-/// RFC 9293 section 3.9.1: the user timeout of an OPEN holds from its SYN on.
+/// RFC 9293 section 3.9.1: the user timeout of an OPEN applies from its SYN on.
 #[test]
 fn a_syn_without_an_answer_ends_the_connection_in_time() {
     let mut stage = plain();
@@ -166,7 +166,7 @@ fn a_syn_without_an_answer_ends_the_connection_in_time() {
     stage.expect_closed(CloseReason::TimedOut);
 }
 
-/// TCP_SYNCNT: so many retransmissions, and the time of one more.
+/// TCP_SYNCNT: this many retransmissions, and then the interval of one more.
 #[test]
 fn a_syn_is_sent_again_as_often_as_the_program_wants() {
     let mut stage = plain();

@@ -1,4 +1,4 @@
-//! The engine's tests from outside, in one program: each file is a module, so that they are linked
+//! The engine's tests from outside, in one program: each file is a module, so the engine is linked
 //! once.
 
 mod accurate_ecn;

@@ -1,14 +1,14 @@
-//! Unusual segments that are right, and what is to be made of them.
+//! Unusual but valid segments, and their correct handling.
 
 use crate::script::Stage;
 use toehold_tcp::{ChecksumSum, Duration, Malformed, Options};
 
-/// Without timestamps, so that scripts are shorter.
+/// A stage without timestamps, so that scripts are shorter.
 fn plain() -> Stage {
     Stage::new(|config, _| config.timestamps = false)
 }
 
-/// RFC 2883 section 4.2: a segment that repeats a part, here one that arrived before its turn.
+/// RFC 2883 section 4.2: a segment that repeats a part, here a part that arrived out of order.
 #[test]
 fn partial_duplicates_are_reported() {
     let mut stage = plain();
@@ -17,18 +17,18 @@ fn partial_duplicates_are_reported() {
     stage.expect(". 1:1(0) ack 1 <sack 1001:3001>");
     stage.remote("P. 7001:8001(1000) ack 1");
     stage.expect(". 1:1(0) ack 1 <sack 7001:8001:1001:3001>");
-    // In order, over what was early; the first of two parts counts.
+    // In order, and over the early part; the first of the two repeated parts is reported.
     stage.remote("P. 1:6001(6000) ack 1");
     stage.expect(". 1:1(0) ack 6001 <sack 1001:3001:7001:8001>");
-    // Early itself, and half of it known.
+    // The segment is early itself, and half of it is known.
     stage.remote("P. 7501:9001(1500) ack 1");
     stage.expect(". 1:1(0) ack 6001 <sack 7501:8001:7001:9001>");
     stage.remote("P. 5001:9001(4000) ack 1");
     stage.expect(". 1:1(0) ack 9001 <sack 5001:6001>");
 }
 
-/// A remote that has filled the window acknowledges from its right edge, where the table of RFC
-/// 9293 section 3.4 ends.
+/// A remote that has filled the window acknowledges from the window's right edge, where the table
+/// of RFC 9293 section 3.4 ends.
 #[test]
 fn an_acknowledgement_at_the_right_edge_counts() {
     let mut stage = Stage::new(|config, options| {
@@ -45,7 +45,7 @@ fn an_acknowledgement_at_the_right_edge_counts() {
     stage.remote(". 2001:2001(0) ack 501 win 10000");
     stage.expect_nothing();
     assert_eq!(stage.engine.info(id).unwrap().acknowledged, 500);
-    // One further is outside; and a reset at the edge is none.
+    // One further is outside; and a reset at the edge is not accepted.
     stage.remote(". 2002:2002(0) ack 501 win 10000");
     stage.expect(". 501:501(0) ack 1");
     stage.remote("R 2001:2001(0)");
@@ -53,7 +53,8 @@ fn an_acknowledgement_at_the_right_edge_counts() {
     assert!(stage.engine.info(id).is_some());
 }
 
-/// A host that makes its ring larger tells the remote, and what was offered stays offered.
+/// A host that makes its ring larger announces the larger window, and never takes an offered window
+/// back.
 #[test]
 fn the_host_bounds_the_window() {
     let mut stage = Stage::new(|config, options| {
@@ -85,8 +86,8 @@ fn the_host_bounds_the_window() {
 //# MUST be the smaller (MUST-16) of the send MSS (that reflects the available reassembly
 //# buffer size at the remote host, the EMTU_R [19]) and the largest transmission size
 //# permitted by the IP layer (EMTU_S [19]):
-/// RFC 1191 section 3.1, RFC 8201 section 5.3: all that was too large is sent again at once, and
-/// later connections know the path; what they offer to receive depends on our own link.
+/// RFC 1191 section 3.1, RFC 8201 section 5.3: all segments that were too large are sent again at
+/// once, and later connections know the path. The MSS that they offer depends on our own link only.
 #[test]
 fn a_narrow_path_limits_what_is_sent_and_not_what_is_offered() {
     let mut stage = plain();
@@ -127,13 +128,13 @@ fn port_scanners_learn_no_more_than_they_must() {
     stage.expect("R 7:7(0)");
     stage.remote(&format!("S. 0:0(0) ack 7 {SCANNERS}"));
     stage.expect("R 7:7(0)");
-    // Both congestion bits, of a listener that does not care for them.
+    // Both congestion bits, to a listener without ECN.
     stage.remote("SEW 0:0(0) win 3 <ws 10,mss 1460,sackOK>");
     stage.expect("S. 0:0(0) ack 1");
     stage.remote("R 1:1(0)");
     assert_eq!(stage.engine.connection_count(), 0);
 
-    // A closed one: everything but a reset is.
+    // A closed port: everything but a reset is answered.
     stage.aim(81);
     stage.remote(&format!("S 0:0(0) win 31337 {SCANNERS}"));
     stage.expect_refusal(1);
@@ -149,8 +150,8 @@ fn port_scanners_learn_no_more_than_they_must() {
 //= type=test
 //# An incoming SYN with an invalid source address MUST be ignored either by TCP or by the IP
 //# layer [(MUST-63)] (see Section 3.2.1.3).
-/// RFC 1122 section 3.2.1.3: a source that cannot be one is not answered; nor (section 4.2.3.10) is
-/// a SYN that many may get.
+/// RFC 1122 section 3.2.1.3: a segment with an impossible source address is not answered. Neither
+/// is a SYN to an address of many hosts (section 4.2.3.10).
 #[test]
 fn senders_that_cannot_be_are_not_answered() {
     let mut stage = plain();
@@ -171,7 +172,7 @@ fn senders_that_cannot_be_are_not_answered() {
 //= RFC 9293#3.1
 //= type=test
 //# and the receiver MUST check it (MUST-3).
-/// Headers that are none: dropped, each for its reason, and the connection they name goes on.
+/// Invalid headers are dropped, each for its reason, and the connection that they name goes on.
 #[test]
 fn broken_headers_are_counted_and_forgotten() {
     let mut stage = plain();
@@ -206,7 +207,7 @@ fn broken_headers_are_counted_and_forgotten() {
     stage.expect(". 1:1(0) ack 11");
 }
 
-/// Two ends that disagree about numbers must not answer each other for ever (Linux:
+/// Two ends that disagree about sequence numbers must not answer each other for ever (Linux:
 /// tcp_oow_rate_limited). Segments without payload are answered twice a second; probes come more
 /// slowly.
 #[test]
@@ -223,15 +224,15 @@ fn acknowledgements_of_the_past_are_answered_twice_a_second() {
         stage.expect_nothing();
         stage.wait(Duration::from_millis(530));
     }
-    // A repetition with payload has its answer always: perhaps ours was lost.
+    // A repeated segment with payload always gets an answer: perhaps our first answer was lost.
     for _ in 0..3 {
         stage.remote("P. 1:101(100) ack 1");
         stage.expect(". 1:1(0) ack 101");
     }
 }
 
-/// RFC 7323 section 5.5: after 24 days a timestamp says nothing any more; the remote's clock may
-/// have gone round half of its numbers.
+/// RFC 7323 section 5.5: after 24 days a timestamp has no meaning any more. The remote's clock may
+/// have passed half of its numbers.
 #[test]
 fn timestamps_expire() {
     let mut stage = Stage::new(|_, _| {});
@@ -249,7 +250,8 @@ fn timestamps_expire() {
 //= RFC 5961#7
 //= type=test
 //# An implementation SHOULD include an ACK throttling mechanism to be conservative.
-/// RFC 5961 section 7: so many a second, and not so many that somebody could count.
+/// RFC 5961 section 7: challenges are limited per second, by a number that an attacker cannot learn
+/// by counting.
 #[test]
 fn challenges_are_limited() {
     let mut stage = Stage::new(|config, _| {
@@ -257,12 +259,13 @@ fn challenges_are_limited() {
         config.challenges_per_second_max = 10;
     });
     let from = [10, 0, 0, 2];
-    // The limit of all connections shows with many of them: one is challenged twice a second.
+    // The limit of all connections shows only with many of them: a single connection is challenged
+    // twice a second.
     let sources = 4_000..4_100;
     for port in sources.clone() {
         stage.come_from(port);
         stage.accepted("", 10_000);
-        // The listener tells of the next one when it was found empty.
+        // The listener reports the next connection after it was found empty.
         assert_eq!(stage.engine.accept(stage.listener), None);
         while stage.engine.poll_event().is_some() {}
     }
@@ -281,8 +284,8 @@ fn challenges_are_limited() {
     assert_eq!(stage.engine.counters().challenges_suppressed, 300 - before);
 }
 
-/// Linux's `tcp_invalid_ratelimit`: one challenge in half a second for each connection, so that
-/// nobody uses up the others' (RFC 5961 section 7).
+/// Linux's `tcp_invalid_ratelimit`: one challenge in half a second for each connection, so that one
+/// connection cannot use up the challenges of the others (RFC 5961 section 7).
 #[test]
 fn one_connection_does_not_use_up_the_challenges_of_another() {
     let mut stage = Stage::new(|config, _| {
@@ -292,7 +295,7 @@ fn one_connection_does_not_use_up_the_challenges_of_another() {
     for port in [4_000, 5_000] {
         stage.come_from(port);
         stage.accepted("", 10_000);
-        // The listener tells of the next one when it was found empty.
+        // The listener reports the next connection after it was found empty.
         assert_eq!(stage.engine.accept(stage.listener), None);
         while stage.engine.poll_event().is_some() {}
     }
@@ -310,8 +313,8 @@ fn one_connection_does_not_use_up_the_challenges_of_another() {
     assert_eq!(stage.engine.counters().challenges_sent, 3);
 }
 
-/// A flood of echo requests silences neither refusals nor challenges, and no flood of refusals the
-/// challenges: each kind of answer has a limit of its own.
+/// A flood of echo requests suppresses neither refusals nor challenges, and a flood of refusals
+/// does not suppress challenges: each kind of answer has a limit of its own.
 #[test]
 fn floods_of_one_kind_silence_no_other_answers() {
     let mut stage = Stage::new(|config, _| {
@@ -347,7 +350,7 @@ fn floods_of_one_kind_silence_no_other_answers() {
 //= type=test
 //# If an MSS Option is not received at connection setup, TCP implementations MUST assume a
 //# default send MSS of 536 (576 - 40) for IPv4 or 1220 (1280 - 60) for IPv6 (MUST-15).
-/// RFC 9293 section 3.7.1: who does not say what it takes gets 536 bytes.
+/// RFC 9293 section 3.7.1: a remote that announces no MSS gets segments of 536 bytes.
 #[test]
 fn segments_are_small_for_who_does_not_say() {
     let mut stage = plain();
@@ -360,8 +363,8 @@ fn segments_are_small_for_who_does_not_say() {
     stage.expect("P. 537:1001(464) ack 1");
 }
 
-/// RFC 8899 section 5.1.1: a path that a router called narrow is tried again after ten minutes, and
-/// not before.
+/// RFC 8899 section 5.1.1: a path that a router reported as narrow is tried again after ten
+/// minutes, and not earlier.
 #[test]
 fn a_narrow_path_is_tried_again() {
     let mut stage = plain();
@@ -385,7 +388,7 @@ fn a_narrow_path_is_tried_again() {
     assert_eq!(stage.engine.info(id).unwrap().mss, 1_000);
 }
 
-/// A flood of SYNs gets so many cookies a second, and uses up no other answers.
+/// A flood of SYNs gets a limited number of cookies per second, and uses up no other answers.
 #[test]
 fn cookies_are_limited() {
     let mut stage = Stage::new(|config, _| {
@@ -411,7 +414,7 @@ fn cookies_are_limited() {
     assert_eq!(stage.engine.counters().cookies_sent, sent + 1);
 }
 
-/// Like Linux: an option of an illegal length ends the options, and the segment counts.
+/// Like Linux: an option of an illegal length ends the options, and the segment is still accepted.
 #[test]
 fn a_syn_with_a_bad_option_is_answered_without_it() {
     let mut stage = plain();

@@ -1,5 +1,5 @@
 //! Tests of the engine's duties on its link: answers to ARP, neighbour discovery and echo requests
-//! (RFC 826, RFC 4861, RFC 792, RFC 4443), and service to neighbours while somebody floods it.
+//! (RFC 826, RFC 4861, RFC 792, RFC 4443), and service to neighbours during a flood.
 
 use std::collections::BTreeSet;
 
@@ -80,7 +80,7 @@ fn v6_packet(
     packet
 }
 
-/// Hands a frame to the engine; what it sends at once.
+/// Hands a frame to the engine; returns the frames that the engine sends at once.
 fn answers(engine: &mut Engine, frame: &[u8]) -> Vec<Vec<u8>> {
     let now = Instant::from_micros(1_000_000);
     engine.handle_frame(now, frame, ReceiveOffload::default(), &mut Rings);
@@ -138,15 +138,15 @@ fn solicitations_are_answered_also_those_of_who_has_no_address_yet() {
     let mut engine = engine();
     let answer = answers(&mut engine, &solicitation(v6(2), 255));
     assert_eq!(answer, [advertisement(THEIRS, v6(2))]);
-    // RFC 4861 section 7.1.1: what has passed a router is no neighbour's.
+    // RFC 4861 section 7.1.1: a message that has passed a router is not from a neighbour.
     assert!(answers(&mut engine, &solicitation(v6(2), 254)).is_empty());
-    // RFC 4862 section 5.4: it asks whether the address is free.
+    // RFC 4862 section 5.4: the sender asks whether the address is free.
     let mut all_nodes = [0; 16];
     (all_nodes[0], all_nodes[1], all_nodes[15]) = (0xff, 2, 1);
     let answer = answers(&mut engine, &solicitation([0; 16], 255));
     let to_all = MacAddress([0x33, 0x33, 0, 0, 0, 1]);
     let mut expected = advertisement(to_all, all_nodes);
-    // RFC 4861 section 7.2.4: "the Solicited flag MUST be zero" where all nodes are told.
+    // RFC 4861 section 7.2.4: "the Solicited flag MUST be zero" when the answer goes to all nodes.
     expected[58] = 0x20;
     let checksum = {
         expected[56..58].fill(0);
@@ -181,12 +181,13 @@ fn echo_requests_come_back_whole() {
     let request = frame(OURS, THEIRS, IPV6, &packet(v6(2), v6(1), 128));
     let reply = frame(THEIRS, OURS, IPV6, &packet(v6(1), v6(2), 129));
     assert_eq!(answers(&mut engine, &request), [reply]);
-    // RFC 1122 section 3.2.2.6 leaves requests to everybody to us, and we leave them.
+    // RFC 1122 section 3.2.2.6 leaves the answer to a broadcast request to us, and we do not
+    // answer.
     let to_all = v4_packet(them, [10, 0, 255, 255], 1, &echo(8));
     assert!(answers(&mut engine, &frame(BROADCAST, THEIRS, IPV4, &to_all)).is_empty());
 }
 
-/// A segment from a neighbour: its hardware address is made of its IP address.
+/// A segment from a neighbour whose hardware address is made of its IP address.
 fn segment(source: [u8; 4], flags: u8, seq: u32, ack: u32) -> Vec<u8> {
     let mut tcp = Vec::new();
     tcp.extend(4_321_u16.to_be_bytes());
@@ -206,7 +207,8 @@ fn segment(source: [u8; 4], flags: u8, seq: u32, ack: u32) -> Vec<u8> {
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 
-/// More strangers than neighbours are remembered ask for connections, and are never heard again.
+/// Strangers ask for connections and are never heard again. There are more of them than the engine
+/// remembers neighbours.
 #[test]
 fn neighbours_are_served_while_the_link_is_full_of_strangers() {
     let mut engine = engine();
@@ -221,7 +223,8 @@ fn neighbours_are_served_while_the_link_is_full_of_strangers() {
         assert_eq!(answer[0][..6], [2, 1, 10, 0, c, d], "to where it came from");
     }
     serves(&mut engine, listener, Instant::from_micros(1_000_000), 77);
-    // The answers are repeated in vain, and nobody asks the link about those who never were.
+    // The answers are repeated in vain, and the engine sends no questions about hosts that do not
+    // exist.
     let later = Instant::from_micros(31_000_000);
     while let Some(at) = engine.poll_timeout().filter(|&at| at <= later) {
         engine.handle_timeout(at);
@@ -233,8 +236,8 @@ fn neighbours_are_served_while_the_link_is_full_of_strangers() {
     serves(&mut engine, listener, later, 78);
 }
 
-/// More strangers than neighbours are remembered say that they are there, by ARP and by neighbour
-/// discovery. Programs reach their neighbours all the same.
+/// Strangers announce themselves by ARP and by neighbour discovery. There are more of them than the
+/// engine remembers neighbours. Programs still reach their neighbours.
 #[test]
 fn neighbours_are_reached_while_strangers_ask_for_us() {
     let mut engine = engine();
@@ -260,8 +263,8 @@ fn neighbours_are_reached_while_strangers_ask_for_us() {
     assert!(engine.info(id).is_some());
 }
 
-/// A program connects to more neighbours at once than can be asked for: who was not asked for yet
-/// is not unreachable.
+/// A program connects to more neighbours at once than the engine can ask for. A neighbour that the
+/// engine has not asked for yet does not count as unreachable.
 #[test]
 fn nobody_is_unreachable_who_was_not_asked_for() {
     let mut engine = engine();
@@ -272,7 +275,7 @@ fn nobody_is_unreachable_who_was_not_asked_for() {
         let id = engine.connect(now, None, ([10, 0, c, d], 80).into(), Options::default());
         ids.push(id.expect("there is a route"));
     }
-    // The queue of questions is short, so they are taken from it in between.
+    // The queue of questions is short, so the test takes them from it in between.
     let mut asked = BTreeSet::new();
     let mut take_questions = |engine: &mut Engine, now| {
         for frame in sent(engine, now) {
@@ -305,7 +308,7 @@ fn nobody_is_unreachable_who_was_not_asked_for() {
     assert_eq!(closed, ids.len());
 }
 
-/// A neighbour opens a connection, and is sent something.
+/// A neighbour opens a connection and receives some bytes.
 fn serves(engine: &mut Engine, listener: ListenerId, now: Instant, host: u8) {
     let client = [10, 0, 0, host];
     let mut hand = |frame: Vec<u8>| {

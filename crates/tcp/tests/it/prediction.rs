@@ -1,5 +1,6 @@
-//! The fast path in and the slow path: a segment whose checksum the link has verified goes the one,
-//! the same segment unverified the other, and nothing that anybody sees may differ.
+//! The fast path and the slow path of the receiver. A segment whose checksum the link has verified
+//! takes the fast path; an equal segment without that takes the slow path. No observer may see a
+//! difference.
 
 use crate::support::{Family, Segment, ethernet, on_link};
 use toehold_tcp::{
@@ -12,7 +13,7 @@ const PSH: u8 = 8;
 const ACK: u8 = 16;
 const MSS: u64 = 1_448;
 
-/// Payload with its places, in a step in which there is room or none.
+/// Payload with its offsets, in a step with room or without.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Placed {
     bytes: Vec<(u64, Vec<u8>)>,
@@ -77,7 +78,7 @@ impl Side {
     }
 }
 
-/// The remote's end.
+/// The remote's end of the connection.
 #[derive(Clone, Copy, Default)]
 struct Remote {
     family: Family,
@@ -108,8 +109,8 @@ impl Remote {
         frame
     }
 
-    /// A segment of a remote that mostly does what is expected: the same window, all or some of
-    /// what is in flight acknowledged, payload in order.
+    /// A segment of a remote that mostly behaves as expected: an unchanged window, an
+    /// acknowledgement of some or all bytes in flight, and payload in order.
     fn segment(&mut self, random: &mut Random, in_flight: u32) -> Vec<u8> {
         self.clock += u32::from(random.below(4) == 0);
         match random.below(24) {
@@ -214,7 +215,7 @@ fn fast_path_equals_slow_path(family: Family) {
                 )
             });
             let [short, long] = said;
-            // Not assert_eq, which would print every byte.
+            // Not `assert_eq`, which would print every byte.
             assert!(
                 short == long,
                 "{:?} and {:?} at step {step}",
@@ -224,7 +225,7 @@ fn fast_path_equals_slow_path(family: Family) {
             let Some(info) = short.3 else {
                 break;
             };
-            // Data that was not taken is sent again; data that was sent can be acknowledged.
+            // Data that was not accepted is sent again; data that was sent can be acknowledged.
             let received = info.received as u32;
             if received < remote.seq.wrapping_sub(1_001) {
                 remote.seq = 1_001 + received;
@@ -242,7 +243,8 @@ fn fast_path_equals_slow_path(family: Family) {
     assert!(fast_paths > 5_000, "{fast_paths} went the fast path");
 }
 
-/// No flow has these ends, and where nobody was heard they must not be taken for the last one's.
+/// No flow has these ends. Before any segment has arrived, the engine must not take these ends for
+/// those of the last segment.
 #[test]
 fn a_segment_from_nowhere_to_nowhere_is_nobodys() {
     for (family, ends) in [(Family::V4, 26..38), (Family::V6, 22..58)] {
@@ -265,8 +267,8 @@ fn a_segment_from_nowhere_to_nowhere_is_nobodys() {
     }
 }
 
-/// RFC 4291 section 2.5.5.2's mapped addresses stand for IPv4 ones within a host; in an IPv6 packet
-/// they are nobody's, whatever IPv4 connection has the addresses that they map.
+/// RFC 4291 section 2.5.5.2: within a host, mapped addresses stand for IPv4 addresses. In an IPv6
+/// packet they belong to no connection, even if an IPv4 connection has the mapped addresses.
 #[test]
 fn mapped_addresses_in_ipv6_are_no_way_into_a_connection_of_ipv4() {
     let mut sides = [true, false].map(|verified| Side::new(Family::V4, verified));

@@ -1,12 +1,12 @@
-//! How losses are noticed, told and repaired: scripts of segments.
+//! Detection, feedback and repair of losses: scripts of segments.
 
 use crate::script::{Stage, plain};
 use toehold_tcp::{CloseReason, ConnectionId, Duration, EcnMode, Phase, State};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// RFC 5681 section 3.2 counts duplicates without payload, and RFC 2018 section 4 wants each of
-/// them to carry blocks: data of our own does not go before what the remote has to know.
+/// RFC 5681 section 3.2 counts duplicates without payload, and RFC 2018 section 4 wants each
+/// duplicate to carry blocks: the engine sends such an acknowledgement before data of its own.
 #[test]
 fn a_gap_is_told_before_data_goes_the_other_way() {
     let mut stage = plain();
@@ -29,7 +29,7 @@ fn a_gap_is_told_before_data_goes_the_other_way() {
     stage.expect_nothing();
 }
 
-/// RFC 2883: nor before the report of a duplicate.
+/// RFC 2883: the engine sends the report of a duplicate before data of its own, too.
 #[test]
 fn a_duplicate_is_told_before_data_goes_the_other_way() {
     let mut stage = plain();
@@ -43,8 +43,8 @@ fn a_duplicate_is_told_before_data_goes_the_other_way() {
     stage.expect_nothing();
 }
 
-/// Three segments after one whose round trip took 100 ms; the tail loss probe that follows has been
-/// sent.
+/// Sends three segments after one whose round trip took 100 ms. The tail loss probe that follows
+/// has been sent.
 fn after_a_tail_probe() -> (Stage, ConnectionId) {
     let mut stage = plain();
     let id = stage.accepted(",sackOK", 60_000);
@@ -61,8 +61,8 @@ fn after_a_tail_probe() -> (Stage, ConnectionId) {
     (stage, id)
 }
 
-/// RFC 8985 section 7.4.2: the acknowledgement of everything may be for the originals, which were
-/// late. The probe's own answer tells.
+/// RFC 8985 section 7.4.2: the acknowledgement of all segments may be for the originals, which were
+/// late. The answer to the probe itself shows that.
 #[test]
 fn a_probe_that_was_not_needed_costs_nothing() {
     for answer in [
@@ -89,8 +89,8 @@ fn a_probe_that_was_not_needed_costs_nothing() {
 //= RFC 8985#7.4.2
 //= type=test
 //# The sender then SHOULD invoke a congestion control response equivalent to a fast recovery.
-/// RFC 8985 section 7.4.2: when more is acknowledged and nothing was reported twice, the original
-/// was lost and the probe repaired it.
+/// RFC 8985 section 7.4.2: when more is acknowledged and no duplicate was reported, the original
+/// was lost and the probe repaired the loss.
 #[test]
 fn a_probe_that_repaired_a_loss_costs_one_reduction() {
     let (mut stage, id) = after_a_tail_probe();
@@ -104,9 +104,8 @@ fn a_probe_that_repaired_a_loss_costs_one_reduction() {
     assert_eq!(stage.engine.info(id).unwrap().phase, Phase::Open);
 }
 
-/// RFC 8985 section 6.2 step 2: the echo of a time before the retransmission tells that it was the
-/// original that arrived. The retransmission's time must not have everything that was sent before
-/// it look lost.
+/// RFC 8985 section 6.2 step 2: the echo of a time before the retransmission shows that the
+/// original arrived. The time of the retransmission must not make all earlier segments look lost.
 #[test]
 fn an_original_that_was_late_is_not_taken_for_its_retransmission() {
     let mut stage = Stage::new(|config, options| {
@@ -125,7 +124,8 @@ fn an_original_that_was_late_is_not_taken_for_its_retransmission() {
     stage.wait(stage.engine.info(id).unwrap().timeout);
     stage.expect(". 1:1001(1000) ack 1");
     stage.expect_nothing();
-    // More than the shortest round trip later: by that alone it might be the retransmission.
+    // This is later than the shortest round trip: by the time alone, the answer might be to the
+    // retransmission.
     stage.wait(Duration::from_millis(50));
     for ack in [1_001, 2_001, 3_001, 4_001] {
         stage.remote(&format!(
@@ -138,7 +138,7 @@ fn an_original_that_was_late_is_not_taken_for_its_retransmission() {
 }
 
 /// RFC 3168 section 6.1.2: CWR goes with "the first new data packet" after a reduction "for any
-/// reason", a timeout too; and marks of the same window ask for no second one.
+/// reason", including a timeout. Marks of the same window cause no second reduction.
 #[test]
 fn a_timeout_is_a_reduction_that_is_told() {
     let mut stage = Stage::new(|config, options| {
@@ -179,8 +179,8 @@ fn a_timeout_is_a_reduction_that_is_told() {
 //= type=test
 //# Implementations MUST ensure that they handle a shrinking window, as specified in Section
 //# 4.2.2.16 of [RFC1122].
-/// RFC 9293 section 3.8.6: a remote may take its window back; as long as it answers, the connection
-/// lives, data in flight or not.
+/// RFC 9293 section 3.8.6: a remote may take its window back. As long as the remote answers, the
+/// connection lives, with or without data in flight.
 #[test]
 fn a_window_that_was_taken_back_may_stay_closed_for_ever() {
     let mut stage = plain();
@@ -201,8 +201,8 @@ fn a_window_that_was_taken_back_may_stay_closed_for_ever() {
     assert_eq!(stage.engine.info(id).unwrap().acknowledged, 3_000);
 }
 
-/// Data is an answer, too: a remote that goes on sending lives, whether or not it says anything of
-/// what is sent again into its closed window.
+/// Data is an answer, too: a remote that goes on sending is alive, even if it never acknowledges
+/// the segments that are sent again into its closed window.
 #[test]
 fn a_remote_that_sends_while_its_window_is_closed_is_not_given_up() {
     for stamps in ["", ",TS"] {
@@ -222,9 +222,9 @@ fn a_remote_that_sends_while_its_window_is_closed_is_not_given_up() {
     }
 }
 
-/// A remote whose window has closed takes no segment beyond its edge. An acknowledgement that told
-/// of SND.NXT would not be heard, and a remote whose own data waits for it would never read again:
-/// neither end would go on.
+/// A remote whose window has closed accepts no segment beyond the window's edge. It would ignore an
+/// acknowledgement with the number SND.NXT. If its own data waited for that acknowledgement, it
+/// would never read again, and neither end would go on.
 #[test]
 fn an_acknowledgement_stands_within_a_window_that_was_taken_back() {
     let mut stage = plain();
@@ -233,18 +233,18 @@ fn an_acknowledgement_stands_within_a_window_that_was_taken_back() {
     stage.forget_sent();
     stage.remote(". 1:1001(1000) ack 1 win 0");
     stage.expect(". 1:1(0) ack 1001");
-    // It never hears that, and sends once more.
+    // The remote never receives that, and sends once more.
     stage.remote(". 1:1001(1000) ack 1 win 0");
     stage.expect(". 1:1(0) ack 1001 <sack 1:1001>");
-    // A part of what is in flight is left.
+    // A part of the bytes in flight still fits.
     stage.remote(". 1001:2001(1000) ack 1 win 1500");
     stage.expect(". 1501:1501(0) ack 2001");
     stage.remote(". 2001:3001(1000) ack 3001 win 1500");
     stage.expect(". 3001:3001(0) ack 3001");
 }
 
-/// Of what is lost only the first segment goes again beyond a window that was taken back: it stands
-/// for a probe. The remote takes none of the others, and does not hear what they acknowledge.
+/// Beyond a window that was taken back, only the first lost segment is sent again: it serves as a
+/// probe. The remote accepts none of the others, and ignores their acknowledgements.
 #[test]
 fn nothing_but_a_probe_is_sent_again_beyond_a_window_that_was_taken_back() {
     let mut stage = plain();
@@ -264,7 +264,7 @@ fn nothing_but_a_probe_is_sent_again_beyond_a_window_that_was_taken_back() {
     }
     stage.remote(". 1:1001(1000) ack 1 win 0 <sack 3001:6001:7001:8001>");
     stage.expect(". 1:1(0) ack 1001");
-    // A part of what is lost has room.
+    // A part of the lost bytes fits into the window.
     stage.remote(". 1001:1001(0) ack 1 win 1500 <sack 3001:6001:7001:8001>");
     stage.expect(". 1001:1501(500) ack 1001");
     stage.expect_nothing();
@@ -273,7 +273,7 @@ fn nothing_but_a_probe_is_sent_again_beyond_a_window_that_was_taken_back() {
     stage.expect(". 2501:3001(500) ack 1001");
 }
 
-/// The probe of a tail whose window was taken back waits, too.
+/// The tail loss probe waits, too, when its window was taken back.
 #[test]
 fn a_tail_is_not_probed_beyond_a_window_that_was_taken_back() {
     let mut stage = plain();
@@ -289,8 +289,8 @@ fn a_tail_is_not_probed_beyond_a_window_that_was_taken_back() {
     stage.expect_nothing();
 }
 
-/// A FIN in flight reaches one beyond the edge of a window that has closed, which is less than the
-/// scale rounds off; but a window of zero is not rounded.
+/// A FIN in flight reaches one beyond the edge of a window that has closed. That is less than the
+/// rounding of the scale, but a window of zero is not rounded.
 #[test]
 fn an_acknowledgement_stands_before_a_fin_that_has_no_room_any_more() {
     let mut stage = Stage::new(|config, _| config.timestamps = false);
@@ -302,12 +302,12 @@ fn an_acknowledgement_stands_before_a_fin_that_has_no_room_any_more() {
     stage.expect(". 1:1(0) ack 1001");
     stage.remote(". 1:1001(1000) ack 1 win 0");
     stage.expect(". 1:1(0) ack 1001 <sack 1:1001>");
-    // Room, but less than the scale can tell.
+    // The window has room, but less than the scale can express.
     stage.remote(". 1001:2001(1000) ack 2 win 0");
     stage.expect(". 2:2(0) ack 2001");
 }
 
-/// And without answers it does not.
+/// Without answers the connection ends.
 #[test]
 fn a_window_that_was_taken_back_in_silence_ends_the_connection() {
     let mut stage = plain();
@@ -328,8 +328,8 @@ fn a_window_that_was_taken_back_in_silence_ends_the_connection() {
 //# Since the data receiver may later discard data reported in a SACK option, the sender MUST
 //# NOT discard data before it is acknowledged by the Acknowledgment Number field in the TCP
 //# header.
-/// RFC 2018 section 8: a remote may drop what it has reported; after a timeout it is sent again,
-/// and so is what follows.
+/// RFC 2018 section 8: a remote may drop data that it has reported. After a timeout that data is
+/// sent again, and so is the data after it.
 #[test]
 fn what_was_reported_and_dropped_is_sent_again() {
     let mut stage = plain();
@@ -374,7 +374,8 @@ fn a_hole_is_retransmitted_when_rack_is_sure() {
     stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:2001>");
     stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:3001>");
     stage.expect_nothing();
-    // The third segment beyond the hole: no reordering was ever seen, so it is lost.
+    // The third segment beyond the hole arrives: reordering was never seen, so the missing segment
+    // is lost.
     stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:4001>");
     stage.expect(". 1:1001(1000) ack 1");
     stage.remote(". 1:1(0) ack 5001 win 60000");
@@ -390,7 +391,7 @@ fn a_hole_is_retransmitted_when_rack_is_sure() {
 //= type=test
 //# If such an unsent segment is not available, then the sender SHOULD retransmit the
 //# highest-sequence segment sent so far and set TLP.is_retrans to true.
-/// RFC 8985 section 7: two round trips after the last segment, it is sent again.
+/// RFC 8985 section 7: two round trips after the last segment was sent, it is sent again.
 #[test]
 fn a_lost_tail_is_probed() {
     let mut stage = plain();
@@ -413,7 +414,7 @@ fn a_lost_tail_is_probed() {
     assert_eq!(stage.engine.counters().tail_probes, 1);
 }
 
-/// RFC 6582 section 3.2: without SACK, three duplicates, and partial acknowledgements.
+/// RFC 6582 section 3.2: recovery without SACK, by three duplicates and partial acknowledgements.
 #[test]
 fn new_reno_repairs_without_sack() {
     let mut stage = plain();
@@ -435,7 +436,7 @@ fn new_reno_repairs_without_sack() {
     stage.expect_nothing();
 }
 
-/// Ten segments that nobody answers until the first of them is sent again.
+/// Ten segments without an answer until the first of them is sent again.
 fn after_a_timeout(syn_options: &str) -> Stage {
     let mut stage = Stage::new(|config, options| {
         config.timestamps = false;
@@ -457,8 +458,7 @@ fn after_a_timeout(syn_options: &str) -> Stage {
     stage
 }
 
-/// RFC 5682 section 2.1: the flight was late, not lost. Nothing but its first segment is sent
-/// again.
+/// RFC 5682 section 2.1: the flight was late, not lost. Only its first segment is sent again.
 #[test]
 fn a_spurious_timeout_is_undone_without_timestamps() {
     for syn_options in ["", ",sackOK"] {
@@ -477,7 +477,7 @@ fn a_spurious_timeout_is_undone_without_timestamps() {
     }
 }
 
-/// RFC 5682 section 3.1 step 3b: a block that reports one of the flight tells as well.
+/// RFC 5682 section 3.1 step 3b: a block that reports a segment of the flight is a proof as well.
 #[test]
 fn a_spurious_timeout_is_undone_by_a_block() {
     let mut stage = after_a_timeout(",sackOK");
@@ -488,7 +488,7 @@ fn a_spurious_timeout_is_undone_by_a_block() {
     assert_eq!(stage.engine.counters().recoveries_undone, 1);
 }
 
-/// RFC 5682 section 2.1 step 3a, and section 3.1: only what was sent afterwards arrives.
+/// RFC 5682 section 2.1 step 3a, and section 3.1: only segments that were sent afterwards arrive.
 #[test]
 fn a_timeout_that_was_right_goes_on_after_two_new_segments() {
     for (syn_options, blocks) in [("", ""), (",sackOK", " <sack 10001:11001>")] {
@@ -503,7 +503,7 @@ fn a_timeout_that_was_right_goes_on_after_two_new_segments() {
     }
 }
 
-/// RFC 5682 section 2.1 step 2a: an acknowledgement of everything, or of nothing, tells nothing.
+/// RFC 5682 section 2.1 step 2a: an acknowledgement of all data, or of none, proves nothing.
 #[test]
 fn a_timeout_is_believed_when_nothing_can_be_tried() {
     let mut stage = after_a_timeout("");
@@ -522,7 +522,7 @@ fn a_timeout_is_believed_when_nothing_can_be_tried() {
 //# (that was not itself a loss probe) or upon receiving an ACK that cumulatively acknowledges
 //# new data unless it is already in fast recovery, RTO recovery, or segments have been SACKed
 //# (i.e., RACK.segs_sacked is not zero).
-/// RFC 8985 section 7.2: new data puts the tail loss probe off.
+/// RFC 8985 section 7.2: new data postpones the tail loss probe.
 #[test]
 fn new_data_restarts_the_probe_timer() {
     let mut stage = plain();
@@ -530,7 +530,8 @@ fn new_data_restarts_the_probe_timer() {
     for end in [1_000, 2_000, 3_000] {
         stage.engine.publish(id, end).unwrap();
         stage.forget_sent();
-        // Two round trips, and what the remote may delay an acknowledgement of one segment by.
+        // Two round trips, and the time by which the remote may delay its acknowledgement of one
+        // segment.
         stage.wait(Duration::from_millis(190));
         stage.expect_nothing();
     }
@@ -542,7 +543,7 @@ fn new_data_restarts_the_probe_timer() {
 //= type=test
 //# Implementations that use _cwnd_ MUST use other measures to prevent _cwnd_ from growing
 //# when the volume of bytes in flight is smaller than _cwnd_.
-/// RFC 7661's concern: a window that was never filled does not grow beyond twice what was used.
+/// RFC 7661's concern: a window that was never filled grows to at most twice the bytes in flight.
 #[test]
 fn slow_start_ends_at_twice_the_flight() {
     let mut stage = plain();
@@ -555,7 +556,7 @@ fn slow_start_ends_at_twice_the_flight() {
     assert_eq!(stage.engine.info(id).unwrap().congestion_window, 18_000);
 }
 
-/// RFC 5681 section 3.1: the acknowledgement that ends the recovery of a timeout counts like any
+/// RFC 5681 section 3.1: the acknowledgement that ends the recovery from a timeout counts like any
 /// other.
 #[test]
 fn slow_start_goes_on_with_the_acknowledgement_that_ends_it() {
@@ -569,7 +570,7 @@ fn slow_start_goes_on_with_the_acknowledgement_that_ends_it() {
     assert_eq!(stage.engine.info(id).unwrap().congestion_window, 2_000);
 }
 
-/// RFC 6937: when nothing but a timer says that everything is lost, one segment goes at first.
+/// RFC 6937: when only a timer declares all segments lost, one segment is sent at first.
 #[test]
 fn a_recovery_that_a_timer_begins_sends_one_segment() {
     let mut stage = plain();
@@ -582,7 +583,7 @@ fn a_recovery_that_a_timer_begins_sends_one_segment() {
     stage.wait(Duration::from_millis(30));
     stage.expect(". 1:1001(1000) ack 1");
     stage.expect_nothing();
-    // Each arrival releases as many bytes: PRR counts the duplicate once, by its block.
+    // Each arrival releases an equal number of bytes: PRR counts the duplicate once, by its block.
     stage.remote(". 1:1(0) ack 1 win 60000 <sack 3001:4001:7001:8001>");
     stage.expect(". 1001:2001(1000) ack 1");
     stage.expect_nothing();
@@ -594,7 +595,7 @@ fn a_recovery_that_a_timer_begins_sends_one_segment() {
     assert_eq!(stage.engine.info(id).unwrap().sacked, before + 1_000);
 }
 
-/// A connection whose only round trip so far took so long.
+/// A connection with a single round trip so far, which took this long.
 fn at_distance(round_trip: Duration, syn_options: &str) -> (Stage, ConnectionId) {
     let mut stage = plain();
     stage.remote(&format!("S 0:0(0) win 65535 <mss 1000{syn_options}>"));
@@ -608,7 +609,7 @@ fn at_distance(round_trip: Duration, syn_options: &str) -> (Stage, ConnectionId)
 #[test]
 fn reordering_is_waited_for_no_longer_than_a_round_trip() {
     let (mut stage, id) = at_distance(Duration::from_millis(100), ",sackOK");
-    // Each report of a duplicate widens the window by a quarter of the round trip.
+    // Each report of a duplicate widens the reordering window by a quarter of the round trip.
     let mut sent = 0;
     for _ in 0..20 {
         stage.engine.publish(id, sent + 1_000).unwrap();
@@ -691,12 +692,13 @@ fn segments_of_a_short_path_are_told_apart_by_their_times() {
     //= type=test
     //# For each data segment sent, the sender MUST store its most recent transmission time with a
     //# timestamp whose granularity is finer than 1/4 of the minimum RTT of the connection.
-    // The first is lost a round trip and a quarter after it was sent, which is 500 us.
+    // The first segment is lost a round trip and a quarter after it was sent: 500 us.
     stage.wait(micros(49));
     stage.expect_nothing();
     stage.wait(micros(1));
     stage.expect(". 1:1001(1000) ack 1");
-    // From now on its time is that of the retransmission, which is later than the third's.
+    // From now on the first segment has the time of its retransmission, which is later than the
+    // third segment's time.
     stage.wait(micros(10));
     stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:3001>");
     stage.wait(micros(380));
@@ -713,7 +715,7 @@ fn a_probe_has_a_time_of_its_own() {
     //# Segment" section upon sending either a retransmission or a new data loss probe.
     let (mut stage, id) = after_a_tail_probe();
     stage.wait(Duration::from_millis(100));
-    // A segment that was sent before the probe by more than a quarter of a round trip is lost.
+    // A segment that was sent more than a quarter of a round trip before the probe is lost.
     stage.remote(". 1:1(0) ack 1001 win 60000 <sack 3001:4001>");
     stage.expect(". 1001:2001(1000) ack 1");
     let info = stage.engine.info(id).unwrap();

@@ -1,4 +1,4 @@
-//! Requirements (MUST) of RFCs that no other test is about, as scripts of segments.
+//! Requirements (MUST) of RFCs that no other test covers, as scripts of segments.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ fn timestamps_that_were_not_agreed_upon_are_ignored() {
     //# If a TSopt is received on a connection where TSopt was not
     //# negotiated in the initial three-way handshake, the TSopt MUST be
     //# ignored and the packet processed normally.
-    // Of every echo one or the other is older than the retransmission, whatever our clock says.
+    // One of the two echoes is older than the retransmission, at any value of our clock.
     for echo in [0u32, 1 << 31] {
         let mut stage = plain();
         let id = stage.accepted(",sackOK", 60_000);
@@ -30,7 +30,7 @@ fn timestamps_that_were_not_agreed_upon_are_ignored() {
         stage.remote(&format!(". 1:1(0) ack 1001 win 60000 <TS 7:{echo}>"));
         assert_eq!(stage.engine.counters().recoveries_undone, 0, "echo {echo}");
         assert_eq!(stage.engine.info(id).unwrap().acknowledged, 1_000);
-        // Data with an old timestamp is data.
+        // Data with an old timestamp is accepted.
         stage.remote("P. 1:11(10) ack 1001 <TS 7:0>");
         stage.remote("P. 11:21(10) ack 1001 <TS 6:0>");
         assert_eq!(stage.engine.info(id).unwrap().received, 20);
@@ -96,7 +96,7 @@ fn a_second_probe_waits_for_a_round_trip() {
     stage.wait(stage.engine.info(id).unwrap().timeout);
     stage.expect("P. 1001:2001(1000) ack 1");
     assert_eq!(stage.engine.counters().tail_probes, 1);
-    // The original was late. Of what was sent twice there is no measurement.
+    // The original was late. Data that was sent twice gives no measurement.
     stage.remote(". 1:1(0) ack 2001 win 60000");
     stage.remote(". 1:1(0) ack 2001 win 60000 <sack 1001:2001>");
     stage.engine.publish(id, 3_000).unwrap();
@@ -105,7 +105,7 @@ fn a_second_probe_waits_for_a_round_trip() {
     stage.expect("P. 2001:3001(1000) ack 1");
     let counters = stage.engine.counters();
     assert_eq!((counters.tail_probes, counters.timeouts), (1, 1));
-    // A measurement allows the next.
+    // A measurement permits the next one.
     stage.wait(Duration::from_millis(100));
     stage.remote(". 1:1(0) ack 3001 win 60000");
     stage.engine.publish(id, 4_000).unwrap();
@@ -243,7 +243,7 @@ fn a_refused_handshake_ends_where_it_began() {
     assert_eq!(stage.engine.connection_count(), 0);
     stage.remote("S 0:0(0) win 65535 <mss 1000>");
     stage.expect("S. 0:0(0) ack 1");
-    // An attempt of ours is told.
+    // An attempt of ours is reported.
     let mut stage = plain();
     stage.connect(Options::default());
     stage.expect("S 0:0(0)");
@@ -412,7 +412,7 @@ fn a_window_for_less_than_a_segment_is_not_filled_at_once() {
     let id = stage.accepted("", 100);
     stage.engine.publish(id, 5_000).unwrap();
     stage.expect_nothing();
-    // The override timer.
+    // The override timer sends the data.
     stage.wait(stage.engine.info(id).unwrap().timeout);
     stage.expect(". 1:101(100) ack 1");
     stage.remote(". 1:1(0) ack 101 win 1000");
@@ -454,7 +454,7 @@ fn a_local_address_is_named_or_chosen() {
     assert_eq!(connect(None), Ok("10.0.9.1".to_owned()));
 }
 
-/// The packet is taken, whatever its checksums.
+/// Hands the packet to the engine with verified checksums, even if they are wrong.
 fn take(stage: &mut Stage, packet: &[u8]) {
     let offload = ReceiveOffload {
         checksum_verified: true,
@@ -475,7 +475,7 @@ fn options_of_packets_are_ignored() {
     packet[0] = 0x46;
     let length = (packet.len() + 4) as u16;
     packet[2..4].copy_from_slice(&length.to_be_bytes());
-    // An option that nobody knows, of four bytes.
+    // An unknown option of four bytes.
     packet.splice(20..20, [0x9e, 4, 1, 2]);
     take(&mut stage, &packet);
     stage.expect("S. 0:0(0) ack 1");
@@ -509,7 +509,7 @@ fn source_quenches_are_ignored() {
     stage.forget_sent();
     let before = stage.engine.info(id).unwrap();
     let mut packet = stage.unreachable(1, 0);
-    // Another type, and the checksum that goes with it (RFC 1624).
+    // Another type, with the matching checksum (RFC 1624).
     packet[20] = 4;
     let checksum = u16::from_be_bytes([packet[22], packet[23]]);
     let (sum, carry) = checksum.overflowing_sub(0x100);
@@ -535,7 +535,7 @@ fn a_window_that_was_once_told_is_honored() {
     stage.engine.bound_window(stage.now, id, 0, 12_800).unwrap();
     stage.remote("P. 1:2(1) ack 1");
     stage.expect(". 1:1(0) ack 2 win 99");
-    // By this acknowledgement the window ends at 2 + 99 * 128 = 12674, by the SYN-ACK at 12801.
+    // This acknowledgement ends the window at 2 + 99 * 128 = 12674; the SYN-ACK ended it at 12801.
     //= RFC 7323#2.4
     //= type=test
     //# 1) The receiver MUST honor, as in window, any segment that would have been in window for
@@ -567,12 +567,12 @@ fn selective_acknowledgements_are_agreed_upon_by_syns_alone() {
     stage.remote("S 0:0(0) win 65535 <mss 1012,sackOK,TS>");
     let permits = |stage: &mut Stage| option_kinds(&stage.next_sent()).contains(&SACK_PERMITTED);
     assert!(permits(&mut stage));
-    // The SYN-ACK again, for its number.
+    // `expect` learns the engine's ISN from the repeated SYN-ACK.
     stage.wait(Duration::from_secs(1));
     stage.expect("S. 0:0(0) ack 1");
     stage.remote(". 1:1(0) ack 1 win 60000 <TS>");
     let id = stage.engine.accept(stage.listener).unwrap();
-    // An acknowledgement, one with blocks, data, a retransmission, and the end.
+    // An acknowledgement, an acknowledgement with blocks, data, a retransmission, and the end.
     stage.remote("P. 1:11(10) ack 1 <TS>");
     assert!(!permits(&mut stage));
     stage.remote("P. 21:31(10) ack 1 <TS>");
@@ -606,7 +606,7 @@ fn blocks_tell_of_nothing_that_was_discarded() {
     stage.expect(". 1:1(0) ack 1 <sack 501:601>");
     stage.remote("P. 1:101(100) ack 1");
     stage.expect(". 1:1(0) ack 101 <sack 501:601>");
-    // And once more without anything that waits.
+    // Once more, with no bytes beyond a gap.
     stage.engine.discard_early(id).unwrap();
     stage.remote("P. 101:201(100) ack 1");
     stage.expect(". 1:1(0) ack 201 <sack>");
@@ -621,7 +621,7 @@ fn a_connection_keeps_its_local_address() {
         .engine
         .listen((other.address, 80).into(), 16, Options::default());
     let listener = listener.unwrap();
-    // For a connection of its own the engine takes the first address.
+    // For a connection of its own the engine chooses the first address.
     let id = stage.connect(Options::default());
     let chosen = stage.engine.info(id).unwrap().local.ip();
     assert_eq!(chosen, IpAddr::from([10, 0, 0, 1]));
@@ -642,7 +642,7 @@ fn a_connection_keeps_its_local_address() {
     let source = |stage: &mut Stage| stage.next_sent()[12..16].to_vec();
     remote(&mut stage, "S 0:0(0) win 65535 <mss 1000>");
     assert_eq!(source(&mut stage), [10, 0, 0, 7]);
-    // Its retransmission, for its number.
+    // `expect` learns the engine's ISN from the repeated SYN-ACK.
     stage.wait(Duration::from_secs(1));
     stage.expect("S. 0:0(0) ack 1");
     remote(&mut stage, ". 1:1(0) ack 1 win 10000");

@@ -1,5 +1,5 @@
-//! Full segments that leave as a run, over Ethernet: each must be what it would be alone, and
-//! nothing may leave that something between two polls has made wrong.
+//! Full segments that are sent as a run, over Ethernet. Each segment must equal the segment that
+//! would be sent alone. A change between two polls must not leave a wrong segment.
 
 use crate::support::{Family, Segment, ethernet, on_link};
 use toehold_tcp::sim::checker;
@@ -15,7 +15,7 @@ const RST: u8 = 4;
 const PSH: u8 = 8;
 const ACK: u8 = 16;
 
-/// Byte n of what is sent is n; nothing is received.
+/// Byte n of the sent stream is n; no bytes are received.
 struct Counting;
 
 impl Memory for Counting {
@@ -30,7 +30,7 @@ impl Memory for Counting {
     }
 }
 
-/// A frame, as far as it matters here.
+/// The fields of a frame that these tests compare.
 #[derive(Debug, PartialEq, Eq)]
 struct Sent {
     from: u64,
@@ -84,7 +84,7 @@ impl Stage {
         stage
     }
 
-    /// A segment without payload from the remote, who has `taken` so many of our bytes.
+    /// A segment without payload from the remote, which has received `taken` of our bytes.
     fn remote(&mut self, flags: u8, taken: u64, window: u16, options: &[u8]) {
         let frame = Segment {
             family: self.family,
@@ -115,7 +115,7 @@ impl Stage {
         Some(length)
     }
 
-    /// The next frame, all of which is checked that does not depend on the test.
+    /// The next frame. Checks everything in the frame that does not depend on the test.
     fn poll(&mut self) -> Option<Sent> {
         let mut frame = [0; 2_048];
         let length = self.poll_raw(&mut frame)?;
@@ -153,8 +153,8 @@ impl Stage {
     }
 }
 
-/// Only the end of what was published is pushed, and what does not fill a segment waits for
-/// nothing.
+/// Only the last published segment has PSH, and the rest that does not fill a segment is not
+/// delayed.
 #[test]
 fn a_run_is_a_row_of_full_segments_and_its_tail() {
     for family in FAMILIES {
@@ -211,7 +211,7 @@ fn a_reset_ends_the_run() {
     }
 }
 
-/// A call of the host within a run shows in the next segment, or at the end.
+/// A call of the host within a run takes effect in the next segment, or at the end.
 #[test]
 fn calls_end_the_run() {
     for family in FAMILIES {
@@ -242,7 +242,7 @@ fn calls_end_the_run() {
     }
 }
 
-/// A segment that is polled later has left later: its round trip is measured from then.
+/// A segment that is polled later was sent later: its round trip counts from then.
 #[test]
 fn time_that_passes_ends_the_run() {
     for family in FAMILIES {

@@ -1,8 +1,9 @@
-//! A stage for packet scripts: one engine, one remote that does exactly what the script says.
+//! A stage for packet scripts: one engine, and one remote that does exactly as the script says.
 //!
 //! Segments are written as tcpdump prints them, with sequence numbers relative to the two SYNs:
-//! `"S. 0:0(0) ack 1 win 1000 <mss 1000,sackOK,ws 7>"`. [`Stage::remote`] injects one,
-//! [`Stage::expect`] takes the engine's next and compares what the script mentions.
+//! `"S. 0:0(0) ack 1 win 1000 <mss 1000,sackOK,ws 7>"`. [`Stage::remote`] injects a segment.
+//! [`Stage::expect`] takes the engine's next segment and compares the fields that the script
+//! mentions.
 
 use std::collections::VecDeque;
 
@@ -30,15 +31,15 @@ pub(crate) struct Stage {
     isn: u32,
     local_port: u16,
     sent: VecDeque<Vec<u8>>,
-    /// The remote's timestamps: what it sends next as TSval, and the engine's latest.
+    /// The remote's next TSval, and the engine's latest TSval.
     pub(crate) remote_clock: u32,
     pub(crate) engine_clock: u32,
-    /// The cookie that the engine gave last (RFC 7413).
+    /// The latest cookie of the engine (RFC 7413).
     pub(crate) cookie: Vec<u8>,
 }
 
-/// A stage without timestamps and scaling, so that scripts stay short; each test adds what it is
-/// about.
+/// A stage without timestamps and scaling, so that scripts stay short; each test enables the
+/// options that it tests.
 pub(crate) fn plain() -> Stage {
     Stage::new(|config, options| {
         config.timestamps = false;
@@ -72,7 +73,7 @@ impl Stage {
         }
     }
 
-    /// Opens a connection from here.
+    /// Opens a connection from the engine's side.
     pub(crate) fn connect(&mut self, options: Options) -> ConnectionId {
         let remote = (REMOTE, REMOTE_PORT).into();
         let id = self
@@ -99,7 +100,7 @@ impl Stage {
             .expect("the handshake is over")
     }
 
-    /// Moves the clock, and lets the engine do what becomes due at its time.
+    /// Moves the clock, and lets the engine handle each timeout when it is due.
     pub(crate) fn wait(&mut self, span: Duration) {
         let until = self.now + span;
         while let Some(at) = self.engine.poll_timeout().filter(|&at| at <= until) {
@@ -127,17 +128,17 @@ impl Stage {
         self.raw(&packet);
     }
 
-    /// To which port the remote's segments go, from now on.
+    /// Sets the port to which the remote's segments go from now on.
     pub(crate) fn aim(&mut self, port: u16) {
         self.local_port = port;
     }
 
-    /// From which port the remote's segments come, from now on.
+    /// Sets the port from which the remote's segments come from now on.
     pub(crate) fn come_from(&mut self, port: u16) {
         self.remote_port = port;
     }
 
-    /// The remote asks for an echo (RFC 792).
+    /// An echo request of the remote (RFC 792).
     pub(crate) fn echo_request(&self) -> Vec<u8> {
         let mut icmp = vec![8, 0, 0, 0, 0, 1, 0, 1];
         let checksum = ChecksumSum::ZERO.bytes(&icmp).checksum();
@@ -147,7 +148,7 @@ impl Stage {
         packet
     }
 
-    /// A segment from somebody.
+    /// A segment from `source`.
     pub(crate) fn packet(&self, script: &str, source: [u8; 4]) -> Vec<u8> {
         let line = Line::read(script);
         let mut tcp = Vec::new();
@@ -177,7 +178,8 @@ impl Stage {
                         options.extend(self.isn.wrapping_add(edge as u32).to_be_bytes());
                     }
                 }
-                // Without a value it asks for a cookie; 0 is a wrong one, 1 the engine's latest.
+                // Without a value the option asks for a cookie; 0 is a wrong cookie, 1 the engine's
+                // latest.
                 "fo" => {
                     let cookie = match value.first() {
                         None => &[][..],
@@ -208,7 +210,7 @@ impl Stage {
         ip_packet(source, &tcp, line.ecn)
     }
 
-    /// A packet arrives that no script can say.
+    /// A packet arrives that no script can express.
     pub(crate) fn raw(&mut self, packet: &[u8]) {
         self.engine
             .handle_frame(self.now, packet, ReceiveOffload::default(), &mut self.rings);
@@ -236,7 +238,7 @@ impl Stage {
     }
 
     /// A router's message about the engine's segment that began at `seq`: RFC 792, destination
-    /// unreachable, and why.
+    /// unreachable, with the reason.
     pub(crate) fn unreachable(&self, seq: u32, code: u8) -> Vec<u8> {
         let mut packet = self.too_big(seq, 0);
         packet[21] = code;
@@ -246,7 +248,7 @@ impl Stage {
         packet
     }
 
-    /// The engine's next segment is this one.
+    /// Expects that the engine's next segment is this one.
     #[track_caller]
     pub(crate) fn expect(&mut self, script: &str) {
         self.drain();
@@ -265,7 +267,7 @@ impl Stage {
             line.flags,
             "flags: expected {script}, got {got}"
         );
-        // A reset that answers a segment takes its numbers from that.
+        // A reset that answers a segment takes its numbers from that segment.
         assert_eq!(
             seq, line.seq as u32,
             "sequence number: expected {script}, got {got}"
@@ -297,7 +299,7 @@ impl Stage {
         assert_eq!(packet.fast_open.is_some(), has_cookie, "fast open: {got}");
         for (name, value) in &line.options {
             match name.as_str() {
-                // Without a value it asks for a cookie.
+                // Without a value the option asks for a cookie.
                 "fo" => {
                     let cookie = packet.fast_open.unwrap_or_default();
                     assert_eq!(cookie.is_empty(), value.is_empty(), "{got}");
@@ -333,14 +335,14 @@ impl Stage {
         self.next_sent()[1] & 3
     }
 
-    /// The engine's next packet as it is.
+    /// The engine's next packet, unchanged.
     #[track_caller]
     pub(crate) fn next_sent(&mut self) -> Vec<u8> {
         self.drain();
         self.sent.pop_front().expect("a packet")
     }
 
-    /// The engine has nothing to say.
+    /// Expects that the engine has no packet to send.
     #[track_caller]
     pub(crate) fn expect_nothing(&mut self) {
         self.drain();
@@ -352,8 +354,8 @@ impl Stage {
         );
     }
 
-    /// The engine refuses a segment without an acknowledgement that took so much of the remote's
-    /// numbers.
+    /// Expects that the engine refuses a segment. That segment had no acknowledgement and used
+    /// `length` of the remote's sequence numbers.
     #[track_caller]
     pub(crate) fn expect_refusal(&mut self, length: u32) {
         self.drain();
@@ -363,7 +365,7 @@ impl Stage {
         assert_eq!(got, (0b1_0100, 0, REMOTE_ISN.wrapping_add(length)));
     }
 
-    /// The connection ends, or has ended, for this reason.
+    /// Expects that the connection ends, or has ended, for this reason.
     #[track_caller]
     pub(crate) fn expect_closed(&mut self, why: CloseReason) {
         while let Some(event) = self.engine.poll_event() {
@@ -375,7 +377,7 @@ impl Stage {
         panic!("the connection has not ended");
     }
 
-    /// Whatever else was sent is of no interest.
+    /// Discards all other packets that were sent.
     pub(crate) fn forget_sent(&mut self) {
         self.drain();
         self.sent.clear();
@@ -399,7 +401,7 @@ impl Stage {
     }
 }
 
-/// The letters of control bits, as tcpdump has them.
+/// The letters of control bits, as tcpdump writes them.
 const LETTERS: &str = "FSRP.UEWe";
 
 fn flags_of(packet: &Packet<'_>) -> u16 {

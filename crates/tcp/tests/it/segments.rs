@@ -1,4 +1,4 @@
-//! Scripts of segments, sent and expected, one behaviour of the RFCs each.
+//! Scripts of segments, sent and expected. Each script tests one behaviour of the RFCs.
 
 use crate::script::{Stage, plain};
 use toehold_tcp::{CloseReason, Duration, EcnMode, Event, Keepalive, Options, State};
@@ -63,7 +63,7 @@ fn simultaneous_open() {
     assert_eq!(stage.engine.info(id).unwrap().state, State::SynReceived);
     stage.remote("S. 0:0(0) ack 1 win 10000");
     assert_eq!(stage.engine.info(id).unwrap().state, State::Established);
-    // The remote may not have our SYN-ACK: this acknowledges its SYN as well.
+    // The remote may not have received our SYN-ACK: this segment acknowledges its SYN as well.
     stage.expect(". 1:1(0) ack 1");
     stage.expect_nothing();
 }
@@ -108,7 +108,7 @@ fn simultaneous_close() {
     assert_eq!(stage.engine.info(id).unwrap().state, State::TimeWait);
 }
 
-/// RFC 9293 section 3.10.7.1: a segment for nobody is refused with its own numbers.
+/// RFC 9293 section 3.10.7.1: a segment without a connection is refused with its own numbers.
 #[test]
 fn a_segment_without_a_connection_is_refused() {
     let mut stage = plain();
@@ -139,7 +139,7 @@ fn an_attempt_is_ended_by_a_reset_that_acknowledges_the_syn() {
 //= type=test
 //# SYN retransmissions MUST be handled in the general way just described for data
 //# retransmissions, including notification of the application layer.
-/// RFC 6298 section 5: the timeout doubles; RFC 9293 section 3.8.3: in the end it is given up.
+/// RFC 6298 section 5: the timeout doubles; RFC 9293 section 3.8.3: in the end the SYN is given up.
 #[test]
 fn a_syn_is_repeated_with_exponential_backoff() {
     let mut stage = plain();
@@ -211,7 +211,7 @@ fn duplicates_are_reported() {
 //# An ACK SHOULD be generated for at least every second full-sized segment or 2*RMSS bytes of
 //# new data (where RMSS is the MSS specified by the TCP endpoint receiving the segments to be
 //# acknowledged, or the default value if not specified) (SHLD-19).
-/// RFC 9293 section 3.8.6.3: at least every second segment, and within the delay.
+/// RFC 9293 section 3.8.6.3: at least every second segment is acknowledged, and within the delay.
 #[test]
 fn acknowledgements_are_delayed_after_the_start() {
     let mut stage = plain();
@@ -291,7 +291,8 @@ fn a_zero_window_is_probed() {
 //= RFC 9293#3.8.6.2.2
 //= type=test
 //# A TCP implementation MUST include a SWS avoidance algorithm in the receiver (MUST-39).
-/// RFC 9293 section 3.8.6.2.2: the window opens in useful steps, and the remote is told.
+/// RFC 9293 section 3.8.6.2.2: the window opens in useful steps, and the engine announces each
+/// step.
 #[test]
 fn the_window_opens_when_the_host_takes() {
     let mut stage = Stage::new(|config, options| {
@@ -310,8 +311,8 @@ fn the_window_opens_when_the_host_takes() {
     stage.expect(". 1:1(0) ack 2001 win 2000");
 }
 
-/// A link may put many segments together. Where the host has room for some of them, these are
-/// taken, and the remote hears at once which: it does not wait for its retransmission timeout.
+/// A link may combine many segments. If the host has room for some of them, the engine accepts
+/// those and acknowledges them at once: the remote need not wait for its retransmission timeout.
 #[test]
 fn of_a_large_segment_as_much_is_taken_as_there_is_room_for() {
     let mut stage = plain();
@@ -400,7 +401,7 @@ fn attackers_are_challenged() {
     stage.expect(". 1:1(0) ack 1");
     stage.remote("R 70000:70000(0)");
     stage.expect_nothing();
-    // Once in half a second, like Linux.
+    // A challenge is sent once in half a second, as on Linux.
     stage.wait(Duration::from_millis(550));
     stage.remote("S 500:500(0)");
     stage.expect(". 1:1(0) ack 1");
@@ -452,8 +453,8 @@ fn paws_refuses_the_past() {
 //= RFC 7323#3.2
 //= type=test
 //# A TCP MUST NOT abort a TCP connection because any segment lacks an expected TSopt.
-/// RFC 7323 section 3.2 would drop data without the expected option; like Linux we take them.
-/// "A TCP MUST NOT abort a TCP connection because any segment lacks an expected TSopt."
+/// RFC 7323 section 3.2 would drop data without the expected option; like Linux we accept such
+/// data. "A TCP MUST NOT abort a TCP connection because any segment lacks an expected TSopt."
 #[test]
 fn data_without_the_timestamps_agreed_upon_are_taken() {
     let mut stage = Stage::new(|_, _| {});
@@ -476,9 +477,9 @@ fn data_without_the_timestamps_agreed_upon_are_taken() {
     stage.expect(". 501:501(0) ack 42 <TS>");
 }
 
-/// RFC 9293 section 3.10.7.4 and RFC 5961 section 4.2: the SYN of a remote that has forgotten the
-/// connection is challenged "irrespective of the sequence number", and of its options; its reset
-/// then ends what is half open.
+/// RFC 9293 section 3.10.7.4 and RFC 5961 section 4.2: a remote that has forgotten the connection
+/// sends a SYN. The SYN is challenged "irrespective of the sequence number", and of its options.
+/// The remote's reset then ends the half-open connection.
 #[test]
 fn a_syn_without_timestamps_finds_out_that_the_connection_is_half_open() {
     for syn in ["S 700000:700000(0)", "S 5:5(0)", "S 0:0(0)"] {
@@ -496,7 +497,8 @@ fn a_syn_without_timestamps_finds_out_that_the_connection_is_half_open() {
 //= RFC 9293#3.8.2
 //= type=test
 //# A TCP endpoint SHOULD implement ECN as described in RFC 3168 (SHLD-8).
-/// RFC 3168 section 6.1: ECN is negotiated, echoed until CWR, and answered once a window.
+/// RFC 3168 section 6.1: ECN is negotiated; a mark is echoed until CWR, and reduces the window once
+/// a round trip.
 #[test]
 fn congestion_marks_are_echoed() {
     let mut stage = Stage::new(|config, options| {
@@ -582,7 +584,7 @@ fn unread_data_resets_on_release() {
 //# This algorithm for reducing TIME-WAIT is a Best Current Practice that SHOULD be
 //# implemented since Timestamp Options are commonly used, and using them to reduce TIME-WAIT
 //# provides benefits for busy Internet servers (SHLD-4).
-/// RFC 6191 section 2: a later SYN takes the place of a connection in TIME-WAIT.
+/// RFC 6191 section 2: a later SYN replaces a connection in TIME-WAIT.
 #[test]
 fn time_wait_gives_way_to_a_newer_syn() {
     let mut stage = plain();
@@ -624,8 +626,8 @@ fn cookies_carry_a_flood() {
     assert_eq!(stage.engine.counters().cookies_accepted, 1);
 }
 
-/// RFC 6298 section 3: what was sent once, arrived, and waited for a retransmission says no more of
-/// the round trip than the retransmission does.
+/// RFC 6298 section 3: data that was sent once may arrive and wait for a retransmission before it.
+/// Its acknowledgement measures the round trip no better than the retransmission does.
 #[test]
 fn what_waited_for_a_retransmission_measures_no_round_trip() {
     let mut stage = plain();
@@ -648,8 +650,8 @@ fn what_waited_for_a_retransmission_measures_no_round_trip() {
     assert_eq!(after.round_trip, before.round_trip);
 }
 
-/// A SYN that was answered with a cookie comes again when there is room for it. Whoever heard the
-/// first answer ends that handshake, and not the second.
+/// A SYN that was answered with a cookie comes again when there is room for a half-open connection.
+/// A remote that received the first answer completes that handshake, and not the second.
 #[test]
 fn a_cookie_is_good_although_its_syn_came_again() {
     let mut stage = Stage::new(|config, _| config.half_open_max = 1);
@@ -665,7 +667,7 @@ fn a_cookie_is_good_although_its_syn_came_again() {
     stage.come_from(4_321);
     stage.remote("S 0:0(0) win 65535 <mss 1000>");
     assert_eq!(stage.engine.connection_count(), 1);
-    // With numbers of its own, which the remote takes for nothing.
+    // The second answer has its own numbers, so the remote ignores it.
     stage.forget_sent();
     stage.remote("P. 1:11(10) ack 1 win 100");
     stage.expect(". 1:1(0) ack 11");
@@ -674,15 +676,15 @@ fn a_cookie_is_good_although_its_syn_came_again() {
     assert_eq!(stage.engine.info(id).unwrap().received, 10);
     assert_eq!(stage.engine.counters().cookies_accepted, 1);
     assert_eq!(stage.engine.connection_count(), 1);
-    // There is room for the next.
+    // There is room for the next half-open connection.
     stage.come_from(4_000);
     stage.remote("S 0:0(0) win 65535 <mss 1000>");
     assert_eq!(stage.engine.counters().cookies_sent, 1);
     assert_eq!(stage.engine.connection_count(), 2);
 }
 
-/// RFC 3168 section 6.1.1: a SYN-ACK with ECE agrees to ECN. A cookie's does so as any other, and a
-/// connection that came by one uses ECN only then.
+/// RFC 3168 section 6.1.1: a SYN-ACK with ECE agrees to ECN. The SYN-ACK with a cookie does so like
+/// any other. The connection uses ECN only if its SYN-ACK had ECE.
 #[test]
 fn a_cookie_remembers_what_its_syn_ack_has_said_of_ecn() {
     use EcnMode::{Classic, Off};
@@ -706,8 +708,8 @@ fn a_cookie_remembers_what_its_syn_ack_has_said_of_ecn() {
     }
 }
 
-/// RFC 9293 section 3.6.1: the reset for data that nobody will read is one the remote believes: it
-/// has not seen the FIN, whose loss the retransmission stands for.
+/// RFC 9293 section 3.6.1: data that no program will read is refused with a reset that the remote
+/// accepts. The remote has not seen our FIN; the retransmission shows that the FIN was lost.
 #[test]
 fn data_for_a_host_that_has_gone_is_refused_with_its_own_numbers() {
     let mut stage = plain();
@@ -720,7 +722,8 @@ fn data_for_a_host_that_has_gone_is_refused_with_its_own_numbers() {
     assert_eq!(stage.engine.counters().resets_sent, 1);
 }
 
-/// RFC 7323 section 5.3 against RFC 9293's fifth check: what acknowledges the unsent says nothing.
+/// RFC 7323 section 5.3 against RFC 9293's fifth check: a segment that acknowledges unsent data has
+/// no effect.
 #[test]
 fn a_forged_acknowledgement_does_not_age_the_connection() {
     let mut stage = Stage::new(|config, _| config.window_scaling = false);

@@ -1,5 +1,5 @@
-//! Several engines on one link with the same addresses: frames reach any of them, and connections
-//! notice nothing.
+//! Several engines on one link with equal addresses: a frame may reach any of them, and the
+//! connections do not notice.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,7 +15,7 @@ const THEIRS: [&str; 2] = ["10.0.0.9", "fd00::9"];
 const PORT: u16 = 80;
 const TYPE_ARP: [u8; 2] = [0x08, 0x06];
 
-/// Streams in which every byte says where it belongs.
+/// Streams in which every byte depends on its offset.
 #[derive(Default)]
 struct Pattern;
 
@@ -48,7 +48,7 @@ fn end(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse::<IpAddr>().expect("address"), port)
 }
 
-/// Frames that one engine has to send now.
+/// The frames that an engine has to send now.
 fn frames_of(engine: &mut Engine, now: Instant) -> Vec<Vec<u8>> {
     let mut frame = vec![0; 4_096];
     let mut frames = Vec::new();
@@ -99,7 +99,7 @@ impl Link {
         link
     }
 
-    /// A frame reaches any one of the engines.
+    /// Delivers a frame to any one of the engines.
     fn deliver(&mut self, frame: &[u8]) {
         let here = self.random.below(u64::from(ENGINES)) as usize;
         let whose = self.ours[here].whose(frame);
@@ -131,7 +131,7 @@ impl Link {
         self.ours[there].handle_frame(self.now, frame, offload, &mut Pattern);
     }
 
-    /// Until nobody has anything to say.
+    /// Passes frames on until no end has any to send.
     fn settle(&mut self) {
         for _ in 0..1_000 {
             let outgoing: Vec<Vec<u8>> = (self.ours.iter_mut())
@@ -169,7 +169,7 @@ impl Link {
     }
 }
 
-/// The connections that an engine has accepted and opened, and whether they ended.
+/// The connections that an engine has accepted and opened, and the reasons of those that ended.
 fn events(engine: &mut Engine) -> (Vec<ConnectionId>, Vec<CloseReason>) {
     let (mut open, mut closed) = (Vec::new(), Vec::new());
     while let Some(event) = engine.poll_event() {
@@ -235,7 +235,7 @@ fn connections_are_where_they_belong_wherever_their_frames_arrive() {
     assert_eq!(link.total(|engine| engine.counters().malformed_total()), 0);
 }
 
-/// A packet in pieces of at most 256 bytes, in any order.
+/// A packet in fragments of at most 256 bytes, in any order.
 fn shatter(frame: Vec<u8>, random: &mut Random) -> Vec<Vec<u8>> {
     let is_v4 = frame[12..14] == [0x08, 0x00];
     let is_v6 = frame[12..14] == [0x86, 0xdd] && frame[20] == 6;
@@ -324,7 +324,7 @@ fn ports_are_used_up_together() {
 #[test]
 fn what_routers_say_reaches_whom_it_is_about() {
     let mut link = Link::new(|_| {});
-    // Nobody listens there, and a router says so instead of the remote.
+    // No program listens at these ports, and a router reports that instead of the remote.
     for n in 0..12 {
         let to = end(THEIRS[0], 81 + n as u16);
         link.ours[n % 3]

@@ -1,4 +1,4 @@
-//! Parts of hosts in tests: their addresses, and rings without an end.
+//! Parts of hosts for tests: addresses, and rings of unlimited size.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -6,7 +6,7 @@ use toehold_tcp::{
     ChecksumSum, ConnectionId, InterfaceAddress, MacAddress, Medium, Memory, NoRoom,
 };
 
-/// An address on a link: of 256 IPv4 addresses, or of an IPv6 subnet.
+/// An address on a link: in a network of 256 IPv4 addresses, or in an IPv6 subnet.
 pub(crate) fn on_link(text: &str) -> InterfaceAddress {
     InterfaceAddress {
         address: text.parse().expect("address"),
@@ -14,7 +14,7 @@ pub(crate) fn on_link(text: &str) -> InterfaceAddress {
     }
 }
 
-/// Ethernet whose neighbours the engine finds itself.
+/// Ethernet, on which the engine finds its neighbours itself.
 pub(crate) fn ethernet(last: u8) -> Medium {
     Medium::Ethernet {
         mac: MacAddress([2, 0, 0, 0, 0, last]),
@@ -26,7 +26,7 @@ pub(crate) fn ethernet(last: u8) -> Medium {
 #[derive(Default)]
 pub(crate) struct Rings {
     pub(crate) received: Vec<u8>,
-    /// How much of the stream there is room for.
+    /// The number of bytes of the stream for which there is room.
     pub(crate) bytes_max: Option<usize>,
 }
 
@@ -78,7 +78,7 @@ impl Family {
         self.tcp_at() as u16 - 14 + 32 + 1_448
     }
 
-    /// Where the TCP header begins in a frame of Ethernet.
+    /// The offset of the TCP header in an Ethernet frame.
     pub(crate) const fn tcp_at(self) -> usize {
         match self {
             Self::V4 => 34,
@@ -97,8 +97,8 @@ impl Family {
         pseudo.word(tcp.len() as u16).bytes(tcp)
     }
 
-    /// Ethernet and IP from the remote to the host made by [`ethernet`]`(1)`, before so many bytes
-    /// of TCP.
+    /// Ethernet and IP headers from the remote to the host made by [`ethernet`]`(1)`, for
+    /// `tcp_bytes` bytes of TCP.
     fn headers(self, tcp_bytes: usize) -> Vec<u8> {
         let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
         match self {
@@ -110,7 +110,7 @@ impl Family {
                 frame[24..26].copy_from_slice(&sum);
             }
             Self::V6 => {
-                // With a flow label, as Linux has it.
+                // With a flow label, as on Linux.
                 frame.extend([0x86, 0xdd, 0x60, 0x0a, 0xbc, 0xde]);
                 frame.extend((tcp_bytes as u16).to_be_bytes());
                 frame.extend([6, 64]);
@@ -135,7 +135,7 @@ pub(crate) struct Segment<'a> {
     pub(crate) flags: u8,
     pub(crate) window: u16,
     pub(crate) clock: u32,
-    /// Behind the timestamps, padded.
+    /// Options after the timestamps, padded.
     pub(crate) options: &'a [u8],
     pub(crate) payload: &'a [u8],
 }

@@ -39,7 +39,7 @@ fn the_clock_goes_with_time() {
     //= RFC 7323#5.4
     //= type=test
     //# It MUST tick at least once for each 2^31 bytes sent.
-    // So many bytes take 1.7 ms at 10 Tbit/s, and no link is as fast.
+    // 2^31 bytes take 1.7 ms at 10 Tbit/s, and no link is that fast.
     let span = Duration::from_micros((8 << 31) / 10_000_000);
     let tick = clock_after(span).wrapping_sub(begin);
     assert!(tick >= 1, "no tick in {span:?}");
@@ -57,7 +57,7 @@ fn the_clock_goes_with_time() {
     //= RFC 7323#5.4
     //= type=test
     //# The recycling time of the timestamp clock MUST be greater than MSL seconds.
-    // MSL is two minutes (RFC 9293 section 3.4.2). The clock has not come round in a day and more.
+    // MSL is two minutes (RFC 9293 section 3.4.2). The clock does not wrap in more than a day.
     assert!(last.wrapping_sub(begin) > 86_400 * 970);
 }
 
@@ -66,7 +66,7 @@ fn the_segment_that_fills_a_gap_is_echoed() {
     let (mut stage, id) = with_timestamps();
     stage.remote("P. 1:11(10) ack 1 <TS 2001>");
     assert_eq!(next_echo(&mut stage), 2_001);
-    // RFC 7323 section 4.3 (B): a segment behind a gap is not the one to echo.
+    // RFC 7323 section 4.3 (B): the timestamp of a segment after a gap is not echoed.
     stage.remote("P. 21:31(10) ack 1 <TS 2003>");
     assert_eq!(next_echo(&mut stage), 2_001);
     //= RFC 7323#4.3
@@ -91,7 +91,7 @@ fn a_segment_is_judged_when_it_arrives_and_never_again() {
     stage.expect(". 1:1(0) ack 11 <sack>");
     stage.remote("P. 21:31(10) ack 1 <TS 2003>");
     stage.expect(". 1:1(0) ack 11 <sack 21:31>");
-    // By now the segment that waits is older than the latest. It is delivered all the same.
+    // By now the waiting segment is older than the latest one. It is still delivered.
     stage.remote("P. 11:21(10) ack 1 <TS 2005>");
     stage.expect(". 1:1(0) ack 31 <sack>");
     assert_eq!(stage.engine.info(id).unwrap().received, 30);
@@ -102,7 +102,7 @@ fn an_echo_without_an_acknowledgement_measures_nothing() {
     //= RFC 7323#3.2
     //= type=test
     //# When the ACK bit is not set, the receiver MUST ignore the value of the TSecr field.
-    // A simultaneous open: the SYN of the remote acknowledges nothing, and echoes ours.
+    // A simultaneous open: the SYN of the remote acknowledges nothing, and echoes our timestamp.
     let mut stage = Stage::new(|_, _| {});
     let id = stage.connect(Options::default());
     stage.expect("S 0:0(0) <TS>");
@@ -110,7 +110,7 @@ fn an_echo_without_an_acknowledgement_measures_nothing() {
     stage.remote("S 0:0(0) win 10000 <mss 1012,TS>");
     stage.expect("S. 0:0(0) ack 1 <TS>");
     assert_eq!(stage.engine.info(id).unwrap().round_trip, None);
-    // And on an established connection, with data on its way.
+    // A similar check on an established connection, with data in flight.
     let (mut stage, id) = with_timestamps();
     stage.engine.publish(id, 1_000).unwrap();
     stage.expect("P. 1:1001(1000) ack 1 <TS>");

@@ -28,7 +28,7 @@ impl Host {
         }
     }
 
-    /// Everything it has to send now.
+    /// All frames that the host has to send now.
     fn sent(&mut self, now: Instant) -> Vec<Vec<u8>> {
         let mut frame = vec![0; 70_000];
         let mut all = Vec::new();
@@ -49,13 +49,13 @@ impl Host {
     }
 }
 
-/// A host and its gateway, which is the remote itself, under another address.
+/// A host and its gateway. The gateway is the remote itself, under another address.
 struct Pair {
     near: Host,
     far: Host,
     listener: ListenerId,
     now: Instant,
-    /// Nothing gets from one to the other.
+    /// True while no frame passes between the two.
     is_cut: bool,
 }
 
@@ -91,7 +91,7 @@ impl Pair {
         id
     }
 
-    /// Lets time pass, in which everything arrives at once.
+    /// Lets time pass; every frame arrives at once.
     fn pass(&mut self, span: Duration) {
         let until = self.now + span;
         loop {
@@ -164,7 +164,7 @@ fn connection_outlives_its_route_and_loses_nothing() {
     assert!(pair.far.rings.received.is_empty());
     assert_eq!(pair.near.is_closed(), None);
     pair.near.engine.set_routes(&by_gateway());
-    // As soon as it would be sent again.
+    // The route is back: the data arrives with its next retransmission.
     pair.pass(Duration::from_secs(20));
     pair.assert_all_arrived();
     assert_eq!(pair.near.is_closed(), None);
@@ -227,7 +227,7 @@ fn finished_connection_without_a_route_is_over_in_time() {
 fn silent_neighbour_that_comes_back_gets_what_waited() {
     let mut pair = Pair::new();
     let id = pair.established();
-    // Long enough for the neighbour to be forgotten.
+    // Long enough for the engine to forget the neighbour.
     pair.is_cut = true;
     pair.pass(Duration::from_secs(300));
     pair.near.engine.publish(id, SOME).expect("open");

@@ -1,4 +1,4 @@
-//! Connections whose next hops the host knows.
+//! Connections whose next hops come from the host.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -46,7 +46,7 @@ impl Pair {
         }
     }
 
-    /// Passes frames on until the near engine asks something; how many it sent.
+    /// Passes frames on until the near engine asks a question; returns the number of frames.
     fn pass(&mut self) -> usize {
         let (mut frame, mut sent) = (vec![0; 4_096], 0);
         loop {
@@ -76,7 +76,7 @@ impl Pair {
         self.near.set_way(NOW, ip(NEAR), ip(FAR), hop.map(ip));
     }
 
-    /// The far end opens a connection, and the near end has the way that the host names.
+    /// The far end opens a connection, and the near end uses the next hop that the host names.
     fn accept(&mut self, hop: &str) {
         let opened = self.far.connect(NOW, None, end(NEAR), Options::default());
         let id = opened.expect("there is a route");
@@ -107,7 +107,7 @@ fn mac_of(last: u8) -> MacAddress {
 #[test]
 fn remotes_are_answered_on_the_link_and_by_a_router_of_either_family() {
     for hop in [FAR, ROUTER[0], ROUTER[1]] {
-        // The neighbour is where the SYN came from, as nothing else is known.
+        // Without other knowledge, the neighbour is the sender of the SYN.
         Pair::new().accept(hop);
     }
 }
@@ -152,7 +152,7 @@ fn ways_are_asked_for_again_when_routes_change() {
     pair.near.forget_ways(ip("192.0.2.0"), 24);
     pair.near.publish(id, 20).expect("it is open");
     assert_eq!(pair.pass(), 0);
-    // A connection that is open outlives a time without a way.
+    // An open connection survives a time without a route.
     pair.answer(None);
     assert_eq!(
         pair.near.info(id).expect("it is there").state,
