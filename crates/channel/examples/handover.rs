@@ -1,7 +1,8 @@
-//! Measures how fast this machine's memory hands bytes over: one thread copies into a ring,
-//! another, on the next core, copies out. No sockets, no protocol, no sleeping; the bulk numbers of
-//! the direct path can be at most this. The size of the ring decides where the reader finds the
-//! bytes: in the writer's own cache, in the shared one, or in memory.
+//! Measures the rate at which this machine's memory passes bytes between cores: one thread copies
+//! into a ring, another thread, on the next core, copies out. There are no sockets, no protocol and
+//! no sleeping, so this rate is an upper limit for bulk transfers of the direct path. The size of
+//! the ring decides where the reader finds the bytes: in the writer's own cache, in the shared
+//! cache, or in memory.
 //!
 //!     cargo run --release -p toehold-channel --example handover
 
@@ -45,7 +46,7 @@ fn main() {
                     // SAFETY: the chunk lies inside the ring; the other thread does not touch it
                     // until `head` passes it.
                     unsafe { toehold_copy::from_shared(source, to.as_mut_ptr(), CHUNK_BYTES) };
-                    // Nobody looks at the bytes: without this the compiler leaves the copy out.
+                    // No code reads the bytes: without this call the compiler would omit the copy.
                     std::hint::black_box(to);
                     at += CHUNK_BYTES as u64;
                     head.0.store(at, Ordering::Release);

@@ -1,4 +1,4 @@
-//! Prints what copying costs on this machine, and from where on the copy engine is used.
+//! Prints the cost of copying on this machine, and the size from which the copy engine is used.
 
 fn main() {
     print!("{}", toehold_copy::calibration_report());

@@ -1,4 +1,4 @@
-//! The limit of an *inline* engine: one thread that is program and TCP engine at once, without
+//! The limit of an *inline* engine: one thread is both the program and the TCP engine, without
 //! sockets, rings or another process in between.
 //!
 //! ```text
@@ -6,9 +6,9 @@
 //! inline kernel PORT                                the same program on sockets, by epoll(7)
 //! ```
 //!
-//! Both answer every command of Redis' protocol with three bytes, so redis-benchmark measures them:
-//! `redis-benchmark -t get`. ADDRESS must not be one of the kernel's. Before it sleeps the engine
-//! looks for SPIN_US microseconds whether more has come. Docs: decision 29.
+//! Both answer every command of the Redis protocol with three bytes, so redis-benchmark can measure
+//! them: `redis-benchmark -t get`. ADDRESS must not be one of the kernel's. Before the engine
+//! sleeps, it polls for SPIN_US microseconds for further frames. Docs: decision 29.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -27,7 +27,7 @@ use toehold_tcp::{
 const ANSWER: &[u8] = b"$3\r\nxyz\r\n";
 const BACKLOG: u16 = 4_096;
 const RING_BYTES: usize = 16 << 10;
-/// Frames that are taken in a row.
+/// Frames that the engine takes in a row.
 const BATCH: usize = 64;
 
 fn main() -> io::Result<()> {
@@ -65,7 +65,7 @@ fn command_bytes(input: &[u8]) -> Option<usize> {
     (at <= input.len()).then_some(at)
 }
 
-/// Answers all whole commands of `input`; how many bytes those were.
+/// Answers all whole commands of `input`; returns the number of their bytes.
 fn answer(input: &[u8], answers: &mut Vec<u8>) -> usize {
     let mut used = 0;
     while let Some(bytes) = command_bytes(&input[used..]) {
@@ -75,7 +75,7 @@ fn answer(input: &[u8], answers: &mut Vec<u8>) -> usize {
     used
 }
 
-/// A program as they are: non-blocking sockets, and epoll.
+/// An ordinary program: non-blocking sockets, and epoll.
 fn on_kernel(port: u16) -> io::Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", port))?;
     rustix::net::listen(&listener, i32::from(BACKLOG))?;
@@ -129,7 +129,7 @@ struct Stream {
     is_finished: bool,
 }
 
-/// By the engine's slot.
+/// Indexed by the engine's slot.
 #[derive(Default)]
 struct Streams(Vec<Option<Stream>>);
 
@@ -153,7 +153,7 @@ impl Streams {
     }
 }
 
-/// Where so many bytes from `offset` on are in a ring, and in what is copied.
+/// The places of `bytes` bytes from `offset` on: in a ring, and in the copy.
 fn pieces(offset: u64, bytes: usize) -> [(Range<usize>, Range<usize>); 2] {
     let at = offset as usize % RING_BYTES;
     let first = bytes.min(RING_BYTES - at);
@@ -237,7 +237,7 @@ fn inline(interface: &str, address: &str, port: u16, spin_us: u16) -> io::Result
 }
 
 impl Inline {
-    /// Takes frames, serves, and sends; false when there was nothing to do.
+    /// Takes frames, serves the connections, and sends; false when there was no work.
     fn turn(&mut self, now: Instant) -> bool {
         let count = self.socket.waiting_whole(BATCH);
         let frames = self.socket.oldest(count);
@@ -275,7 +275,7 @@ impl Inline {
                 let (taken, published) = (stream.taken, stream.published);
                 let ends = remote_finished && !stream.is_finished;
                 stream.is_finished |= ends;
-                // A connection that has ended in between takes nothing more.
+                // A connection that has ended in between accepts these calls no more.
                 let _ = self.engine.take(id, taken);
                 let _ = self.engine.publish(id, published);
                 if ends {
@@ -288,7 +288,7 @@ impl Inline {
         }
     }
 
-    /// Sends what there is to be sent; whether there was anything.
+    /// Sends all pending frames; returns whether there were any.
     fn send(&mut self, now: Instant) -> bool {
         let mut has_sent = false;
         loop {
@@ -306,7 +306,7 @@ impl Inline {
             transmit.complete_checksum(headers, toehold_tcp::ChecksumSum::ZERO.bytes(copy));
             let end = VnetHeader::BYTES + transmit.header_bytes + bytes;
             let metadata = VnetHeader::for_transmit(&transmit.offload);
-            // As good as lost on the way when the queue is full.
+            // When the queue is full, the frame counts as lost on the way.
             let _ = self
                 .socket
                 .send_behind_header(metadata, &mut self.frame[..end]);
@@ -314,7 +314,7 @@ impl Inline {
         }
     }
 
-    /// Looks for more without sleeping; whether a frame has come.
+    /// Polls for frames without sleeping; returns whether a frame has come.
     fn comes_within(&self, span: Span) -> bool {
         let began = Clock::now();
         while began.elapsed() < span {

@@ -5,10 +5,11 @@
 //!   this end: a TAP's file, or a socket on `near0` ══ in a namespace: `toe0` or `far0`
 //! ```
 //!
-//! In: the other end sends some hundred frames, many a call, then this end takes them; what each
-//! spends on that. Where the kernel works on an arrival at once, that is in the sender's time. Out:
-//! frames that the other kernel drops at once, which is in this end's time. All links in turns,
-//! medians; processor time, so that waiting does not count.
+//! In: the other end sends some hundred frames, many per call; then this end takes them. The
+//! processor time of each end is measured. If the kernel handles an arrival at once, that time
+//! counts for the sender. Out: this end sends frames that the other kernel drops at once; that time
+//! counts for this end. All links take turns; results are medians of processor time, so waiting
+//! does not count.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -26,10 +27,10 @@ use toehold_measure::stats;
 use toehold_network::Namespace;
 
 const OURS: Ipv4Addr = Ipv4Addr::new(10, 84, 0, 2);
-/// Frames in a row, and how often.
+/// Frames in a row, and the number of rows.
 const ROW: usize = 512;
 const ROWS: usize = 400;
-/// Frames of ours given to the link at once, as an engine answers a batch.
+/// Frames that are given to the link at once, as an engine answers a batch.
 const BATCH: usize = 64;
 const LENGTHS: [usize; 2] = [66, 1514];
 const KINDS: [&str; 3] = ["tap", "packet", "xdp"];
@@ -64,7 +65,7 @@ fn main() {
     }
 }
 
-/// Nanoseconds for each frame, and frames that did not arrive.
+/// Nanoseconds per frame at each end, and frames that did not arrive.
 struct Sample {
     here: f64,
     there: f64,
@@ -92,8 +93,8 @@ enum Link {
 }
 
 impl Link {
-    /// Takes a frame, if there is one, and looks at its headers: whether it is one that was sent
-    /// here.
+    /// Takes a frame, if there is one, and reads its headers. True when the frame was sent to this
+    /// end by the test.
     fn take(&mut self) -> Option<bool> {
         let is_sent = |frame: &[u8]| frame[23] == 253 && frame[30] == OURS.octets()[0];
         match self {
@@ -117,7 +118,7 @@ impl Link {
         }
     }
 
-    /// Sends a frame; whether it was taken.
+    /// Sends a frame; returns whether the link accepted it.
     fn give(&mut self, frame: &[u8]) -> bool {
         match self {
             Link::Tap(tap, buffer) => {
@@ -171,7 +172,7 @@ fn send(link: &mut Link, length: usize) -> Sample {
 }
 
 fn frame(length: usize, kind: u16) -> Vec<u8> {
-    // The packet socket's own; a TAP and the program take all.
+    // The packet socket's own address; a TAP and the program accept all addresses.
     let mut frame = vec![2, 0, 0, 0, 0, 1];
     frame.extend([2, 0, 0, 0, 0, 9]);
     frame.extend(kind.to_be_bytes());
@@ -183,7 +184,7 @@ fn frame(length: usize, kind: u16) -> Vec<u8> {
     frame
 }
 
-/// The other end, gone when dropped.
+/// The other end. It ends when it is dropped.
 struct Stage {
     far: Namespace,
     near: Namespace,
@@ -267,7 +268,7 @@ impl Stage {
     }
 }
 
-/// A packet socket that sends many frames a call.
+/// A packet socket that sends many frames per call.
 struct Source {
     socket: OwnedFd,
 }

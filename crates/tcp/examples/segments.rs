@@ -1,4 +1,4 @@
-//! Measures the cost of a segment: the engine alone, fed with frames that were made before.
+//! Measures the cost of a segment: the engine alone, with frames that were made in advance.
 //!
 //! ```text
 //! segments receive|send|request|sack [--flows N] [--segments N] [--burst N]
@@ -6,23 +6,24 @@
 //! ```
 //!
 //! - `receive`: full segments in order, round robin over the flows; acknowledgements are polled and
-//!   the host takes what arrived.
-//! - `send`: the host publishes `--burst` segments (2), all are polled, the remote acknowledges
-//!   every second. With `--large` the link cuts segments (LSO): a burst is one frame, and one
-//!   acknowledgement.
+//!   the host takes the bytes that arrived.
+//! - `send`: the host publishes `--burst` segments (2), all are polled, and the remote acknowledges
+//!   every second one. With `--large` the link cuts segments (LSO): a burst is one frame, and has
+//!   one acknowledgement.
 //! - `request`: 64 bytes in, 64 bytes out; a segment is one of each.
-//! - `sack`: of each `--burst` segments (4,000) the first is lost, and the remote acknowledges each
-//!   later one by the range that has arrived. With `--hostile` it acknowledges every other segment
-//!   instead, from both ends at once, in ranges of their own. A segment is an acknowledgement, and
-//!   what it lets leave.
+//! - `sack`: of each `--burst` segments (4,000) the first is lost. The remote acknowledges each
+//!   later segment by the range that has arrived. With `--hostile` the remote acknowledges every
+//!   other segment instead, from both ends at once, each in a range of its own. A segment is an
+//!   acknowledgement and the segments that it releases.
 //!
-//! `--v6` has IPv6 in place of IPv4, and an MTU that is 20 bytes larger.
+//! `--v6` uses IPv6 instead of IPv4, and an MTU that is 20 bytes larger.
 //!
-//! `--driver` makes no call of the engine: what the measurement itself costs.
+//! `--driver` makes no call of the engine: it shows the cost of the measurement itself.
 //!
-//! Payload is neither copied nor made: this is the price of the protocol. `--checksum` adds the
-//! software checksum of what is received. Under `valgrind --tool=callgrind` the difference between
-//! two runs with different `--segments` is instructions per segment, without the preparation.
+//! Payload is neither copied nor made: the result is the cost of the protocol. `--checksum` adds
+//! the software checksum of received segments. Under `valgrind --tool=callgrind`, the difference
+//! between two runs with different `--segments` is the number of instructions per segment, without
+//! the preparation.
 
 use std::hint::black_box;
 use std::time::Instant as Clock;
@@ -37,7 +38,7 @@ const PAYLOAD_BYTES: usize = 1_448;
 const REQUEST_BYTES: usize = 64;
 /// A TCP header with timestamps.
 const TCP_BYTES: usize = 32;
-/// Where it begins, over IPv4 and IPv6.
+/// The offset of the TCP header, over IPv4 and IPv6.
 const TCP_AT: [usize; 2] = [14 + 20, 14 + 40];
 const OURS: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -46,7 +47,7 @@ const SYN: u8 = 0x02;
 /// Segments between two rounds of polling, as a link delivers them in batches.
 const BATCH: u64 = 32;
 
-/// Rings that keep nothing.
+/// Rings that store nothing.
 struct Nowhere {
     placed_bytes: u64,
 }
@@ -65,11 +66,11 @@ impl Memory for Nowhere {
 /// The remote's end of a connection.
 struct Flow {
     id: ConnectionId,
-    /// The headers of its frames; the payload of all flows is one buffer, as a receive ring that
-    /// stays in the cache would be.
+    /// The headers of the flow's frames. The payload of all flows is one buffer, like a receive
+    /// ring that stays in the cache.
     headers: [u8; TCP_AT[1] + TCP_BYTES],
     seq: u32,
-    /// Our bytes, acknowledged up to here.
+    /// The position up to which our bytes are acknowledged.
     ack: u32,
     published: u64,
 }
@@ -91,7 +92,7 @@ struct Bench {
     now: u64,
 }
 
-/// The headers of Ethernet and IP from the remote of flow `index`, before so many bytes of TCP.
+/// The headers of Ethernet and IP from the remote of flow `index`, for `tcp_bytes` bytes of TCP.
 fn headers(tcp_at: usize, index: usize, tcp_bytes: usize) -> Vec<u8> {
     let host = (index / 20_000) as u8 + 2;
     let mut frame = [&OURS.0[..], &THEIRS].concat();
@@ -117,7 +118,7 @@ const fn ipv6(last: u8) -> [u8; 16] {
     [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]
 }
 
-/// The remote's numbers of a segment, and when it was made.
+/// The remote's numbers of a segment, and the time at which it was made.
 #[derive(Clone, Copy)]
 struct Numbers {
     flags: u8,
@@ -136,7 +137,7 @@ fn frame(tcp_at: usize, index: usize, numbers: Numbers, payload_bytes: usize) ->
     frame_with(tcp_at, index, numbers, more, payload_bytes)
 }
 
-/// One that has further options.
+/// A frame with further options.
 fn frame_with(
     tcp_at: usize,
     index: usize,
@@ -155,7 +156,7 @@ fn frame_with(
     frame
 }
 
-/// Changes what differs between two segments of a flow.
+/// Changes the fields that differ between two segments of a flow.
 fn patch(tcp: &mut [u8], numbers: Numbers) {
     tcp[4..8].copy_from_slice(&numbers.seq.to_be_bytes());
     tcp[8..12].copy_from_slice(&numbers.ack.to_be_bytes());
@@ -163,7 +164,7 @@ fn patch(tcp: &mut [u8], numbers: Numbers) {
     tcp[24..28].copy_from_slice(&((numbers.now / 1_000) as u32).to_be_bytes());
 }
 
-/// Makes the TCP checksum right.
+/// Computes the TCP checksum.
 fn complete(frame: &mut [u8], tcp_at: usize) {
     let addresses = if tcp_at == TCP_AT[1] { 22..54 } else { 26..34 };
     frame[tcp_at + 16..tcp_at + 18].fill(0);
@@ -286,7 +287,7 @@ impl Bench {
         });
     }
 
-    /// Lets the host take what arrived.
+    /// Lets the host take the bytes that arrived.
     fn take(&mut self) {
         while let Some(event) = self.engine.poll_event() {
             if let Event::Progress {
@@ -302,7 +303,7 @@ impl Bench {
         }
     }
 
-    /// Polls everything there is to send; returns how many frames, and bytes of payload.
+    /// Polls all pending frames; returns the number of frames, and of bytes of payload.
     #[inline(always)]
     fn transmit(&mut self) -> (u64, u64) {
         let now = Instant::from_micros(self.now);
@@ -316,7 +317,7 @@ impl Bench {
         (frames, bytes)
     }
 
-    /// The link has another frame of the remote's.
+    /// Adds another frame of the remote to the link.
     fn deliver(&mut self, index: usize, advance: usize, checksum: bool) {
         let flow = &mut self.flows[index];
         let frame = &mut self.frames[self.filled];
@@ -422,8 +423,8 @@ impl Bench {
         }
     }
 
-    /// The remote acknowledges so many segments that arrived together: every second, or what was
-    /// one frame.
+    /// The remote acknowledges segments that arrived together: every second segment, or all of them
+    /// if they were one frame.
     #[inline(always)]
     fn acknowledge(&mut self, index: usize, segments: u64) {
         let step = if self.is_large { segments } else { 2 };
@@ -441,7 +442,7 @@ impl Bench {
         }
     }
 
-    /// So many acknowledgements of a burst whose first segment was lost.
+    /// The remote sends this many acknowledgements of a burst whose first segment was lost.
     fn sack(&mut self, acknowledgements: u64, is_hostile: bool) {
         let burst = self.burst;
         assert!(acknowledgements <= burst / 4, "each reports four segments");
@@ -480,8 +481,8 @@ impl Bench {
         }
     }
 
-    /// Publishes a burst. True when the congestion window lets all of it leave at once; else it has
-    /// arrived.
+    /// Publishes a burst. True when the congestion window lets the whole burst leave at once.
+    /// Otherwise the burst has already arrived.
     fn leaves_at_once(&mut self, burst: u64) -> bool {
         let flow = &mut self.flows[0];
         flow.published += burst * PAYLOAD_BYTES as u64;
@@ -512,7 +513,8 @@ impl Bench {
     }
 
     fn request(&mut self, requests: u64) {
-        // A connection has one request on its way, a link delivers those of several together.
+        // A connection has one request in flight; a link delivers the requests of several
+        // connections together.
         let together = BATCH.min(self.flows.len() as u64);
         let mut index = 0;
         for _ in 0..requests / together {
@@ -583,7 +585,8 @@ fn main() {
         ..
     } = options;
     if is_large && flows > 1 {
-        // The remote acknowledges all that was polled at once, which it could not tell apart.
+        // The remote acknowledges all segments that were polled together, and could not tell flows
+        // apart.
         eprintln!("--large is for one flow");
         std::process::exit(2);
     }
@@ -600,7 +603,7 @@ fn main() {
     let expected = match mode {
         "send" if is_large => segments / bench.burst,
         "send" => segments / 2,
-        // They take the slow path.
+        // Such acknowledgements take the slow path.
         "sack" => 0,
         _ => segments,
     };
