@@ -1,5 +1,5 @@
 //! The lab's applications: tiers of real programs on the kernel and on the direct path, with equal
-//! bytes; one that cannot be had; and a run that is killed.
+//! bytes; an application that is not installed; and a run that is killed.
 
 use std::fs;
 use std::path::Path;
@@ -171,7 +171,7 @@ fn tiers_give_the_same_bytes_on_both_paths_and_what_cannot_be_had_is_left_out() 
         };
         assert_eq!(names, wanted);
     }
-    // Connections of both were seen on the direct path.
+    // Connections of both applications were seen on the direct path.
     assert_eq!(record["stayed"], serde_json::json!([]));
     let missing = &record["missing"][0];
     assert_eq!(missing["arm"], "nowhere");
@@ -181,7 +181,8 @@ fn tiers_give_the_same_bytes_on_both_paths_and_what_cannot_be_had_is_left_out() 
 
 #[test]
 fn nothing_is_left_of_a_run_that_was_killed() {
-    // A tier whose first process leaves others behind when it is killed, one in another session.
+    // The first process of this tier leaves others behind when it is killed, one of them in another
+    // session.
     let tier = "read\"\ncommand = \"sh -c 'sleep 1234 & setsid sleep 1234 & exec {toehold} ";
     let plan = FILTERS.replacen("read\"\ncommand = \"{toehold} ", tier, 1);
     let plan = plan.replacen(
@@ -217,7 +218,8 @@ fn nothing_is_left_of_a_run_that_was_killed() {
     });
 }
 
-/// The command lines of processes with `mark` in their environment, or `place` among their words.
+/// The command lines of processes that have `mark` in their environment, or `place` among their
+/// words.
 fn processes(place: &str, mark: &str) -> Vec<String> {
     let read = |path: &Path| {
         let bytes = fs::read(path).unwrap_or_default();

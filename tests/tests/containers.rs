@@ -21,8 +21,8 @@ fn line_of_status(pid: u32, name: &str) -> String {
     line.expect("a line of this name").trim().to_owned()
 }
 
-/// A system adapter that pairs connections between namespaces; `None`, said loudly, where it
-/// cannot be had.
+/// A system adapter that pairs connections between namespaces; `None`, with a message, where it is
+/// not possible.
 fn system() -> Option<System> {
     host::require(["podman", "crun", "unshare", "ldd", "ip"])?;
     let system = System::start(Path::new(PROGRAM))?;
@@ -33,24 +33,25 @@ fn system() -> Option<System> {
     Some(system)
 }
 
-/// A server and a client in containers, and what to expect of them.
+/// A server and a client in containers, and the expected results.
 struct Meeting<'a> {
     system: &'a System,
     podman: &'a Podman,
-    /// Where the adapter is met.
+    /// The directory of the adapter's socket.
     runtime: &'a Path,
-    /// The adapter's answer of now.
+    /// The adapter's current answer.
     status: &'a dyn Fn() -> Value,
-    /// Of the server and of the client, for podman.
+    /// Options of podman for the server and for the client.
     options: [&'a [&'a str]; 2],
-    /// The server's.
+    /// The address of the server.
     address: &'a str,
-    /// Their users, by the host's numbers, in order.
+    /// The users of the two, as numbers of the host, in order.
     users: [u32; 2],
 }
 
 impl Meeting<'_> {
-    /// Sees the connection of the two in shared memory, and its end when one is killed.
+    /// Checks that the connection of the two is in shared memory, and that it ends when one is
+    /// killed.
     fn is_accelerated(&self) {
         let serve = ["serve", self.address, "7", "0", "/tmp/serve.ledger"];
         let reach = ["reach", self.address, "7", "0", "/tmp/reach.ledger"];
@@ -70,7 +71,8 @@ impl Meeting<'_> {
         assert!(are_in_memory, "{}\n{outputs}", (self.status)());
         let mut users: Vec<u32> = Vec::new();
         for pid in contained.pids() {
-            // By the host's numbers, although each is process 1 of its own namespace.
+            // The adapter uses the host's process numbers, although each program is process 1 of
+            // its own namespace.
             let numbers = line_of_status(pid, "NSpid:");
             assert_eq!(numbers, format!("{pid}\t1"));
             let its = line_of_status(pid, "Uid:");
@@ -78,10 +80,10 @@ impl Meeting<'_> {
             users.push(its.expect("a number"));
             assert_ne!(line_of_status(pid, "Seccomp:"), "0", "podman's filter");
         }
-        // The adapter's order is that of the numbers, which begin again at some time.
+        // The adapter sorts by process number, and process numbers wrap at some time.
         users.sort_unstable();
         assert_eq!(users, self.users);
-        // One ends; the other finds the end of the stream.
+        // One program ends; the other reads the end of the stream.
         let victim = contained.pids().next().expect("two of them");
         // SAFETY: a program that this test has started.
         unsafe { libc::kill(victim as libc::pid_t, libc::SIGKILL) };
@@ -95,8 +97,8 @@ impl Meeting<'_> {
     }
 }
 
-/// Two containers of root's that reach each other; `options` are those of each, `users` theirs on
-/// the host.
+/// Two containers of root that reach each other. `options` are the options of each, `users` their
+/// users on the host.
 fn meet(options: [&[&str]; 2], users: [u32; 2]) {
     let Some(system) = system() else {
         return;
@@ -132,7 +134,7 @@ fn two_containers_of_two_users_are_paired() {
     meet([&[&options[0]], &[&options[1]]], [SERVER, CLIENT]);
 }
 
-/// The users of the two containers are numbers of the host that stand for users 5 of each.
+/// The users of the two containers: the host's numbers that stand for user 5 in each.
 #[test]
 fn two_containers_with_user_namespaces_are_paired() {
     let options = [200_000, 300_000].map(|first| {
@@ -154,7 +156,7 @@ fn may_be_rootless() -> bool {
     host::require(["newuidmap", "slirp4netns", "setpriv", "chown", "mknod"]).is_some()
 }
 
-/// Two containers of one ordinary user; `options` are those of each.
+/// Two containers of one ordinary user; `options` are the options of each.
 fn meet_rootless(networks: &[&str], options: [&[&str]; 2], address: &str, users: [u32; 2]) {
     let Some(system) = system().filter(|_| may_be_rootless()) else {
         return;
@@ -175,7 +177,7 @@ fn meet_rootless(networks: &[&str], options: [&[&str]; 2], address: &str, users:
     .is_accelerated();
 }
 
-/// By slirp4netns, which both share; their users are neither root's nor the one who starts them.
+/// Both share slirp4netns; their users are neither root nor the user who starts them.
 #[test]
 fn rootless_containers_of_one_network_are_paired() {
     let server = ["--name=server", "--network=slirp4netns", "--user=33"];
@@ -184,7 +186,7 @@ fn rootless_containers_of_one_network_are_paired() {
     meet_rootless(&[], [&server, &client], "127.0.0.1:7000", users);
 }
 
-/// A bridge in a namespace of the user's, between the namespaces of the two.
+/// A bridge in a namespace of the user, between the namespaces of the two containers.
 #[test]
 fn rootless_containers_of_a_bridge_are_paired() {
     let network = ["--subnet=10.97.77.0/24", "web"];
@@ -194,7 +196,7 @@ fn rootless_containers_of_a_bridge_are_paired() {
     meet_rootless(&network, [&server, &client], address, [CLIENT, CLIENT]);
 }
 
-/// No privilege at all: root of the containers is the adapter's own user.
+/// No privilege at all: root in the containers is the adapter's own user.
 #[test]
 fn rootless_containers_are_paired_by_the_adapter_of_their_user() {
     let Some(system) = system().filter(|_| may_be_rootless()) else {
@@ -208,7 +210,7 @@ fn rootless_containers_are_paired_by_the_adapter_of_their_user() {
         Running::start(system.toehold_as(CLIENT, &words), name, system.scratch())
     };
     let adapter = start("own-adapter", &["adapter"]);
-    // It answers its user alone.
+    // The adapter answers only its own user.
     let status = || {
         let mut said = start("own-status", &["status", "--json"]);
         said.wait(TIME_LIMIT);

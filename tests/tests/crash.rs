@@ -17,8 +17,8 @@ enum Victim {
     Adapter,
 }
 
-/// Whether a round waits until rings carry bytes before it kills. In every fourth the kill may come
-/// earlier: before the upgrade, or in the midst of it.
+/// Whether a round waits until rings carry bytes before the kill. In every fourth round the kill
+/// may come earlier: before the upgrade, or in the middle of it.
 fn waits_for_rings(number: u64) -> bool {
     !number.is_multiple_of(4)
 }
@@ -30,8 +30,8 @@ fn round(toehold: &mut Toehold, sides: Sides, number: u64, victim: Victim) -> bo
     let one_way = random.below(2) == 0;
     let name = format!("round{number}");
     let mut pair = Checked::start(toehold, sides, PROGRAM, (&name, number, 0, one_way));
-    // A client killed before it connects leaves a server that waits for one, as it should; a server
-    // killed before that refuses its client.
+    // A client that is killed before it connects leaves a server that waits for a client, as it
+    // should. A server that is killed before that refuses its client.
     let connected = wait_until(TIME_LIMIT, || pair.client_counters().sent > 0);
     assert!(connected, "round {number}: nobody connects");
     let pids = [pair.server.pid(), pair.client.pid()].map(u64::from);
@@ -86,9 +86,9 @@ fn round(toehold: &mut Toehold, sides: Sides, number: u64, victim: Victim) -> bo
         Victim::Server => (pair.server_counters().sent, pair.client_counters().received),
         _ => (pair.client_counters().sent, pair.server_counters().received),
     };
-    // A victim that had nothing unread ends with FIN, after all it had sent. One with unread bytes
-    // ends with RST, which lets what is still in its send buffer fall: then only the prefix is
-    // owed, and the survivor has checked that itself.
+    // A victim without unread bytes ends with FIN, after all bytes that it had sent. A victim with
+    // unread bytes ends with RST, which discards the bytes in its send buffer. Then only a prefix
+    // must arrive, and the survivor has checked that prefix itself.
     if one_way && victim == Victim::Client {
         assert!(
             got >= owed,
@@ -99,7 +99,7 @@ fn round(toehold: &mut Toehold, sides: Sides, number: u64, victim: Victim) -> bo
     was_direct
 }
 
-/// Kills the adapter under the connection, sees the bytes go on, and starts another.
+/// Kills the adapter of the connection, checks that the bytes go on, and starts another adapter.
 fn survives_the_adapter(toehold: &mut Toehold, pair: &mut Checked, number: u64) {
     toehold.adapter().signal(libc::SIGKILL);
     assert!(
@@ -167,7 +167,7 @@ fn survivor_on_rings_sees_a_prefix_and_an_end_and_nothing_leaks() {
         direct += u64::from(was_direct);
     }
     eprintln!("{direct} of {total} connections had been on rings when the kill came");
-    // Every program is gone; the adapter must have let go of all they shared.
+    // Every program is gone; the adapter must have released all that they shared.
     let adapter = toehold.adapter().pid();
     let forgotten = wait_until(TIME_LIMIT, || regions(adapter) == 0);
     assert!(
@@ -182,7 +182,7 @@ fn survivor_on_rings_sees_a_prefix_and_an_end_and_nothing_leaks() {
     );
 }
 
-/// Two programs that run, of which one opens connections to the other.
+/// Two programs; one opens connections to the other.
 struct Two {
     asking: Member,
     _asked: Member,
@@ -228,8 +228,8 @@ impl Two {
     }
 }
 
-/// `toehold run` of any program starts the next adapter of this user, and programs that run come to
-/// it.
+/// `toehold run` of any program starts the next adapter of this user, and running programs connect
+/// to it.
 #[test]
 fn a_killed_adapter_comes_back_with_the_next_run() {
     let mut toehold = Toehold::start();
@@ -252,8 +252,8 @@ fn a_killed_adapter_comes_back_with_the_next_run() {
     unsafe { libc::kill(pid, libc::SIGTERM) };
 }
 
-/// A service manager has the adapter's socket. A program that runs, and has a new connection,
-/// brings the next adapter: no command is given meanwhile.
+/// A service manager has the adapter's socket. A running program with a new connection starts the
+/// next adapter: no command is given meanwhile.
 #[test]
 fn a_killed_adapter_comes_back_for_a_program_that_runs() {
     let (toehold, manager) = Toehold::start_activated();
@@ -268,8 +268,8 @@ fn a_killed_adapter_comes_back_for_a_program_that_runs() {
     two.assert_in_memory(&toehold, 2);
 }
 
-/// A service manager begins to listen in the place of an adapter that runs: that leaves, and its
-/// programs come to the manager's.
+/// A service manager begins to listen in place of a running adapter. That adapter leaves, and its
+/// programs connect to the manager's adapter.
 #[test]
 fn an_adapter_gives_way_to_that_of_a_service_manager() {
     let mut toehold = Toehold::start();

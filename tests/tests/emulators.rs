@@ -1,4 +1,5 @@
-//! Emulators, which run another program in their own process: they stay on the kernel, and say why.
+//! Emulators run another program in their own process: they stay on the kernel, and report the
+//! reason.
 
 #![cfg(target_arch = "x86_64")]
 
@@ -14,8 +15,8 @@ fn interrupted(directory: &Path, options: &[&str]) -> PathBuf {
     compile(directory, "cc", &options, "emulator.c")
 }
 
-/// Runs a program plain and under Toehold, and compares. It has said why it is on the kernel, and
-/// so does `status`. Returns how many programs are known to the adapter.
+/// Runs a program plain and under Toehold, and compares. The program has reported why it is on the
+/// kernel, and so does `status`. Returns how many programs the adapter knows.
 fn check_on_kernel(program: &str, arguments: &[&Path]) -> usize {
     let plain = Waiting::start(Command::new(program).args(arguments)).end();
     let toehold = Toehold::start();

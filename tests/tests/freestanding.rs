@@ -1,4 +1,5 @@
-//! The library stands alone: it needs no other library, and works beside any C library or none.
+//! The library is self-contained: it needs no other library, and works beside any C library or
+//! none.
 
 use std::path::{Path as FilePath, PathBuf};
 use std::process::Command;
@@ -7,7 +8,7 @@ use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::toehold::library;
 use toehold_e2e::{Path, Toehold, host};
 
-/// An object that a program must not start without would keep it from starting.
+/// The library must not refer to an object that could keep a program from starting.
 #[test]
 fn it_needs_no_library_no_symbol_and_no_thread_local_storage() {
     const PT_DYNAMIC: u64 = 2;
@@ -38,7 +39,7 @@ fn it_needs_no_library_no_symbol_and_no_thread_local_storage() {
     };
     assert_eq!(value(DT_NEEDED), None, "a library that must be loaded");
     assert_eq!(value(DT_VERNEED), None, "a version of another library");
-    // The first segment's addresses are places in the file.
+    // The first segment's addresses are offsets in the file.
     let [symbols, strings, hash] =
         [DT_SYMTAB, DT_STRTAB, DT_HASH].map(|tag| value(tag).expect("there"));
     for index in 1..number(hash + 4, 4) {
@@ -59,7 +60,8 @@ fn it_needs_no_library_no_symbol_and_no_thread_local_storage() {
 /// than a page takes a piece of memory (`sockets::memory::pieces`).
 #[test]
 fn no_call_takes_more_than_a_page_of_stack() {
-    /// They run when a program starts or loads a library of Go, or on the stack of a helper.
+    /// Functions that run when a program starts or loads a library of Go, or on the stack of a
+    /// helper.
     const AT_START: [&str; 4] = [
         "toehold::constructor::run",
         "toehold::patched::within::patch_code",
@@ -87,7 +89,7 @@ fn no_call_takes_more_than_a_page_of_stack() {
             (name, bytes) = (begin, 0);
             functions += 1;
         }
-        // A large frame is touched page by page: in a loop, up to where r11 points.
+        // The code touches a large frame page by page: in a loop, up to the address in r11.
         let taken =
             number(line, "sub    $0x", ",%rsp").or(number(line, "lea    -0x", "(%rsp),%r11"));
         bytes += taken.unwrap_or(0);
@@ -117,7 +119,7 @@ fn compile(toehold: &Toehold, compiler: &PathBuf, text: &str, options: &[&str]) 
 
 const ALL: &str = "start\nsockets shared\nthreads\nfork\ndlopen\nsignals\nexec\n";
 
-/// Says what a program that uses everything says, under Toehold.
+/// The output of a program that uses everything, under Toehold.
 fn matrix_of(compiler: &str, options: &[&str]) -> Option<String> {
     let [compiler] = host::require([compiler])?;
     let toehold = Toehold::start();
@@ -140,7 +142,7 @@ fn a_program_of_musl_is_accelerated() {
     }
 }
 
-/// The kernel then takes the loader for the program, and musl does not say otherwise.
+/// The kernel then takes the loader for the program, and musl does not correct that.
 #[test]
 fn a_program_that_its_loader_starts_is_accelerated() {
     for (compiler, loader) in [
@@ -159,7 +161,7 @@ fn a_program_that_its_loader_starts_is_accelerated() {
     }
 }
 
-/// The door by number, in a process that has neither a dynamic linker nor glibc.
+/// The door by number, in a process without a dynamic linker and without glibc.
 #[test]
 fn a_static_program_that_enters_by_number_is_accelerated() {
     let Some([compiler]) = host::require(["musl-gcc"]) else {
@@ -175,7 +177,8 @@ fn a_static_program_that_enters_by_number_is_accelerated() {
     assert_eq!(said, expected);
 }
 
-/// The words of `toehold doctor --preload-check` about a system, and whether there is no harm.
+/// The words of `toehold doctor --preload-check` about a system, and whether the library does no
+/// harm.
 fn preload_check(toehold: &Toehold, place: &str) -> (String, bool) {
     let mut command = toehold.asking(&["doctor", "--preload-check", place]);
     let output = command
@@ -202,7 +205,7 @@ fn systems_are_tried_before_the_library_is_preloaded_there() {
         is_harmless && said.contains("loads with the library as"),
         "{said}"
     );
-    // A system of musl, with nothing in it but its libc and one program.
+    // A system with musl that contains only its libc and one program.
     let image = toehold.dir().join("image");
     for directory in ["bin", "lib"] {
         std::fs::create_dir_all(image.join(directory)).expect("scratch");

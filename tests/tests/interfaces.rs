@@ -9,13 +9,13 @@ use std::path::Path;
 /// The effect that a function can have on a connection that is not wholly in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
-    /// The library replaces it.
+    /// The library replaces the function.
     Hooked,
-    /// The library replaces it, and moves the connection to the kernel.
+    /// The library replaces the function, and moves the connection to the kernel.
     Pins,
-    /// Nothing.
+    /// The function has no effect.
     Harmless,
-    /// It can touch a descriptor, but the library does not see it.
+    /// The function can touch a descriptor, but the library does not see the call.
     Limit,
 }
 
@@ -136,7 +136,7 @@ fn calls() -> BTreeSet<String> {
     names.collect()
 }
 
-/// Complains of every name that is wanted and missing.
+/// Reports every name that is expected and missing.
 fn all_in(names: impl Iterator<Item = String>, what: &str) {
     let names: Vec<String> = names.collect();
     assert!(names.is_empty(), "{what}: {}", names.join(" "));
@@ -186,7 +186,7 @@ fn calls_by_number_and_what_the_list_says_agree() {
         let arm = format!("libc::SYS_{name}");
         BY_NUMBER.lines().any(|line| {
             let rest = line.trim_start().strip_prefix(&arm);
-            // The whole name, be its condition on this line or on the next.
+            // The whole name; its condition may be on this line or on the next.
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
         })
     };

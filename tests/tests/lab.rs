@@ -1,4 +1,5 @@
-//! The lab with what it starts: the engine over each kind of link, and other people's generators.
+//! The lab with the programs that it starts: the engine over each kind of link, and generators of
+//! other projects.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,7 +20,7 @@ const PLAN: &str = "name = \"offload\"\nabout = \"A test.\"\nrounds = 1\nseconds
     [[arm]]\nname = \"xdp\"\npath = \"offload\"\nlink = \"xdp\"\n\
     [[block]]\ntitle = \"both\"\nmetric = \"throughput\"\npattern = \"both\"\nmessage = 16384\n";
 
-/// Each generator beside our own, in the pattern that it has.
+/// Each generator beside our own, in the pattern that it supports.
 const GENERATORS: &str = "name = \"generators\"\nabout = \"A test.\"\nrounds = 1\n\
     warmup-rounds = 0\nseconds = 1.0\n\
     [[arm]]\nname = \"toehold lab\"\npath = \"host\"\n\
@@ -65,13 +66,13 @@ impl Lab {
         }
     }
 
-    /// Carries out a plan.
+    /// Runs a plan.
     fn run(&self, name: &str, text: &str) -> Output {
         let command = Command::new(self.toehold.asking(&[]).get_program());
         self.run_by(command, name, text)
     }
 
-    /// Carries out a plan by a command that ends with the program.
+    /// Runs a plan by a command that ends with the program.
     fn run_by(&self, mut command: Command, name: &str, text: &str) -> Output {
         let plan = self.folder.path().join(name).with_extension("toml");
         fs::write(&plan, text).expect("room");
@@ -104,9 +105,9 @@ fn arms_of_the_lab_run_over_each_kind_of_link() {
     let lab = Lab::new();
     let record = lab.record("offload", PLAN);
     assert_eq!(record["samples"].as_array().map(Vec::len), Some(7));
-    // Each was seen on the path that it is about.
+    // Each arm was seen on the path that it measures.
     assert_eq!(record["stayed"], serde_json::json!([]));
-    // A wrong setting is the adapter's to refuse, in its own words.
+    // The adapter refuses a wrong setting, in its own words.
     let output = lab.run("wrong", &PLAN.replace("\"worker\"", "\"fax\""));
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");

@@ -1,4 +1,4 @@
-//! Plans that are kept for static programs, so that their next start is a sooner one (decision 26).
+//! Plans that are kept for static programs, so that their next start is faster (decision 26).
 
 #![cfg(target_arch = "x86_64")]
 
@@ -19,11 +19,12 @@ fn the_next_start_of_a_program_uses_the_plan_of_the_last() {
     }
     let directory = tempfile::tempdir().expect("scratch");
     let program = compile_static_threads(directory.path());
-    // No plan is kept of a file that was changed less than three seconds ago.
+    // No plan is kept for a file that was changed less than three seconds ago.
     std::thread::sleep(Duration::from_secs(5));
     let toehold = Toehold::start();
     let plans = directory.path().join("toehold-plans");
-    // The helper has the program's standard error. It has ended when nothing can be said there.
+    // The helper has the program's standard error. When no process can write there, the helper has
+    // ended.
     let start = |hinder: fn(&mut Command) -> &mut Command, runtime: &Path| {
         let mut command = toehold.patched(&program);
         hinder(command.env("XDG_RUNTIME_DIR", runtime));
@@ -56,11 +57,11 @@ fn the_next_start_of_a_program_uses_the_plan_of_the_last() {
     fs::remove_file(&path).expect("ours");
     start(without_room, directory.path());
     assert!(entry().is_none());
-    // Nobody can make a directory here.
+    // No process can make a directory here.
     start(|command| command, Path::new("/proc"));
 }
 
-/// Has every write to a file fail that would make it longer (RLIMIT_FSIZE).
+/// Makes every write fail that would make a file longer (RLIMIT_FSIZE).
 fn without_room(command: &mut Command) -> &mut Command {
     let limit = libc::rlimit {
         rlim_cur: 0,

@@ -1,6 +1,6 @@
 //! `toehold.conf`: a rule keeps some connections on the kernel, `toehold status` names the rule,
-//! all others are accelerated, and connections follow when the rules change. Other rules limit the
-//! connections in memory, or change how programs wait.
+//! all other connections are accelerated, and connections follow when the rules change. Other rules
+//! limit the connections in memory, or change how programs wait.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -81,8 +81,8 @@ impl Ruled {
         })
     }
 
-    /// Whether so many of a crowd's connections come to be in memory, and the others say that the
-    /// first rule allows no more.
+    /// Whether this many of a crowd's connections come to be in memory, while the others report
+    /// that the first rule allows no more.
     fn are_bounded(&self, crowd: &mut Crowd, most: usize) -> bool {
         let reason = format!(
             "as many connections are in memory as a rule allows: {}, line 1",
@@ -98,8 +98,8 @@ impl Ruled {
         })
     }
 
-    /// Whether both programs of a crowd come to wait in a mode, by the rule on a line: they say so,
-    /// and the client's blocking receives sleep or spin accordingly.
+    /// Whether both programs of a crowd come to wait in a mode, by the rule on a line. They report
+    /// the mode, and the client's blocking receives sleep or spin accordingly.
     fn waits(&self, crowd: &mut Crowd, mode: &str, line: Option<usize>) -> bool {
         let rule = line.map(|line| format!("{}, line {line}", self.file().display()));
         wait_until(TIME_LIMIT, || {
@@ -120,7 +120,7 @@ impl Ruled {
         })
     }
 
-    /// Connections that came by used carriers, of all programs.
+    /// Connections of all programs that came by used carriers.
     fn connected(&self) -> u64 {
         let status = self.toehold.status();
         let processes = status["processes"].as_array().expect("a list");
@@ -158,7 +158,7 @@ fn a_rule_about_a_port_keeps_its_connections_on_the_kernel_and_no_others() {
     ruled.change(&format!("# by the kernel\nport {} path host\n", one.port()));
     assert!(ruled.are_ruled(&mut one, 2), "{}", ruled.whereabouts());
     assert!(ruled.are_direct(&mut other), "{}", ruled.whereabouts());
-    // With a wrong file nothing changes.
+    // A wrong file changes nothing.
     ruled.change("port 0 path host\n");
     let refused = format!(
         "rules stay as they were: {}, line 1: `0` is no port: expected",
@@ -187,7 +187,7 @@ fn a_rule_about_a_program_holds_from_its_first_connection_and_costs_no_channel()
     assert!(ruled.are_ruled(&mut quiet, 1), "{}", ruled.whereabouts());
     let status = ruled.toehold.status();
     assert_eq!(status["channels_made"], COUNT, "{status}");
-    // An earlier rule is an exception, for connections that live already.
+    // An earlier rule is an exception, for existing connections, too.
     let exception = format!("port {} path auto\n", quiet.port());
     ruled.change(&format!("{exception}program audited path host\n"));
     assert!(ruled.are_direct(&mut quiet), "{}", ruled.whereabouts());
@@ -195,7 +195,7 @@ fn a_rule_about_a_program_holds_from_its_first_connection_and_costs_no_channel()
     loud.end();
 }
 
-/// Servers name their threads, and often none but these use sockets.
+/// Servers name their threads, and often only the named threads use sockets.
 #[test]
 fn a_rule_finds_a_program_whose_threads_have_names_of_their_own() {
     let Some(python) = host::python() else {

@@ -16,26 +16,26 @@ use toehold_e2e::{Member, Path, Toehold, host};
 use toehold_measure::procfs::{self, Snapshot};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
-/// A talk of thousands of connections takes a while.
+/// A talk on thousands of connections takes a while.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
-/// Messages on each connection in a talk: enough for it to be worth pairing.
+/// Messages on each connection in a talk: enough for the connection to be paired.
 const MESSAGES: usize = 40;
-/// Talks at most until every connection has come to its offer.
+/// The most talks until every connection has received its offer.
 const ROUNDS: usize = 6;
 
-/// All of them.
+/// All processes.
 struct Population {
     toehold: Toehold,
     members: Vec<Member>,
-    /// Each process opens so many to each of its peers.
+    /// Each process opens this many connections to each of its peers.
     per_peer: usize,
     peers: usize,
 }
 
 impl Population {
-    /// Starts `processes`, of which each has `connections` with `peers` others, half of them opened
-    /// by it.
+    /// Starts `processes` processes. Each has `connections` connections with `peers` others, and
+    /// opens half of them.
     fn start(toehold: Toehold, path: Path, [processes, connections, peers]: [usize; 3]) -> Self {
         let per_peer = connections / 2 / peers;
         assert!(per_peer > 0 && processes > peers, "other numbers");
@@ -67,7 +67,7 @@ impl Population {
         }
     }
 
-    /// Talks on all connections; how long that took.
+    /// Talks on all connections; returns the time taken.
     fn talk(&mut self) -> Duration {
         let begun = Instant::now();
         self.order(|_| format!("talk {MESSAGES}"));
@@ -85,7 +85,7 @@ impl Population {
         connections.iter().filter(|one| one.is_direct()).count()
     }
 
-    /// How many ends have each reason to be on the kernel.
+    /// The number of ends for each reason to be on the kernel.
     fn reasons(&self) -> Vec<(String, usize)> {
         let mut reasons = BTreeMap::new();
         for one in self.toehold.connections() {
@@ -97,7 +97,7 @@ impl Population {
         reasons.into_iter().collect()
     }
 
-    /// Prints the costs of all of it now.
+    /// Prints the current costs of all processes.
     fn report(&mut self, when: &str) {
         let pids: Vec<u32> = self.members.iter().map(|it| it.running.pid()).collect();
         let all: Vec<Cost> = pids.iter().map(|pid| Cost::of(*pid)).collect();
@@ -123,7 +123,7 @@ impl Population {
         eprintln!("  host: {} MiB available", available_mib());
     }
 
-    /// Shares of one core that all processes and the adapter use while nobody talks.
+    /// The share of one core that all processes and the adapter use while no process talks.
     fn idle(&mut self, time: Duration) -> [f64; 2] {
         let adapter = self.toehold.adapter().pid();
         let pids: Vec<u32> = self.members.iter().map(|it| it.running.pid()).collect();
@@ -163,7 +163,7 @@ fn wanted(name: &str, otherwise: usize) -> usize {
     value.map_or(otherwise, |value| value.parse().expect("a number"))
 }
 
-/// Talks until all connections are direct, or some cannot be; what came of it.
+/// Talks until all connections are direct, or until some cannot be; returns the outcome.
 fn settle(all: &mut Population) -> usize {
     let mut direct = 0;
     for round in 1..=ROUNDS {
@@ -221,8 +221,9 @@ fn many_processes_with_many_connections_are_accelerated() {
 #[test]
 fn programs_beyond_the_adapters_descriptors_stay_on_the_kernel_and_say_why() {
     const DESCRIPTORS: u32 = 160;
-    /// Each two programs with less than eight connections take two: one for the ready bitmaps, one
-    /// for a slab. Three quarters of the adapter's do not suffice for all.
+    /// Each pair of programs with fewer than eight connections takes two descriptors: one for the
+    /// ready bitmaps, one for a slab. Three quarters of the adapter's descriptors do not suffice
+    /// for all pairs.
     const NEEDED: usize = 2 * PROCESSES * PEERS;
     const PROCESSES: usize = 10;
     const PEERS: usize = 8;

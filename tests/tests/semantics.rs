@@ -6,7 +6,8 @@ use toehold_e2e::{Duet, Sides, Toehold, host};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_semantics");
 
-/// Plays a group's cases and compares each with the kernel's transcript; reports all that differ.
+/// Plays a group's cases and compares each with the kernel's transcript; reports all cases that
+/// differ.
 fn compare(group: &str, sides: &[Sides]) {
     compare_cases(&Toehold::start(), group, &cases(PROGRAM, group), sides);
 }
@@ -53,8 +54,8 @@ fn compare_cases(toehold: &Toehold, group: &str, cases: &[String], sides: &[Side
     );
 }
 
-/// The promises of the suite itself: on the kernel each case of a group ends well and, asked again
-/// (TOEHOLD_SOAK), says the same thing.
+/// Checks of the suite itself: on the kernel each case of a group ends well and, when repeated
+/// (TOEHOLD_SOAK), gives an equal transcript.
 fn reproducible_on_the_kernel(group: &str) {
     let toehold = Toehold::absent();
     for case in cases(PROGRAM, group) {
@@ -94,7 +95,7 @@ fn every_group_has_cases() {
             [$(stringify!($group)),*]
         };
     }
-    // Of one case (TOEHOLD_CASE) the other groups have none.
+    // With a single case (TOEHOLD_CASE) the other groups have no case.
     if std::env::var_os("TOEHOLD_CASE").is_none() {
         for group in toehold_e2e::each_semantics_group!(names) {
             assert!(!cases(PROGRAM, group).is_empty(), "{group}");
@@ -102,8 +103,8 @@ fn every_group_has_cases() {
     }
 }
 
-/// Both sides accelerated. With `E2E_EVERYTHING_EXPRESS`, each case's first connection is by a
-/// carrier that has served others before; where it is not, the transcript says so.
+/// Both sides accelerated. With `E2E_EVERYTHING_EXPRESS`, each case's first connection uses a
+/// carrier that has served others before; where it does not, the transcript says so.
 fn both_accelerated() -> Sides {
     match std::env::var_os("E2E_EVERYTHING_EXPRESS") {
         Some(_) => Sides::EXPRESS,
@@ -111,8 +112,8 @@ fn both_accelerated() -> Sides {
     }
 }
 
-/// Makes each group a test with both sides accelerated, one with either side alone, and one with
-/// none.
+/// Makes tests of each group: one with both sides accelerated, one with either side alone, and one
+/// with none.
 macro_rules! groups {
     ($($group:ident: $claim:ident),* $(,)?) => {$(
         mod $group {
@@ -139,7 +140,7 @@ macro_rules! groups {
 
 toehold_e2e::each_semantics_group!(groups);
 
-/// Connections by Unix sockets, on which the kernel is the oracle as well.
+/// Connections of Unix sockets; the kernel is the oracle for them as well.
 mod over_unix {
     use super::PROGRAM;
     use toehold_e2e::duet::{DIFFERENCES_OF_RINGS, MAY_STAY, ONLY_TCP, cases};
@@ -200,8 +201,8 @@ mod over_unix {
     }
 }
 
-/// The adapter holds a duplicate of a socket that it is shown. It is stopped here, and so holds the
-/// duplicate for ever.
+/// The adapter holds a duplicate of a socket that it is shown. This test stops the adapter, so it
+/// holds the duplicate for ever.
 #[test]
 fn connections_end_while_the_adapter_is_shown_them() {
     let mut cases = cases(PROGRAM, "ending");
@@ -223,15 +224,16 @@ fn connections_end_while_the_adapter_is_shown_them() {
 #[test]
 fn signals_interrupt_programs_that_poll() {
     let mut cases = cases(PROGRAM, "interrupts");
-    // The others are about locks, or move megabytes: that takes two processors of their own.
+    // The other cases test locks, or move megabytes: polling programs then need two processors of
+    // their own.
     cases.retain(|case| case.contains("interrupted") || case.contains("_lets_the_signal_in_"));
     let toehold = Toehold::start_waiting("poll");
     compare_cases(&toehold, "interrupts", &cases, &[Sides::DIRECT]);
 }
 
 /// Conversations of random calls, on one connection (`semantics server improvised:SEED`) and on
-/// several that begin, end and take each other's numbers (`several:SEED`): eight of each, or the
-/// number in TOEHOLD_SOAK, which then begin at TOEHOLD_SEED.
+/// several connections that begin, end and take each other's numbers (`several:SEED`). There are
+/// eight of each; with TOEHOLD_SOAK that many, with seeds from TOEHOLD_SEED on.
 mod improvised {
     use std::panic::AssertUnwindSafe;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -308,7 +310,7 @@ mod improvised {
         compare("improvised", &[Sides::DIRECT]);
     }
 
-    /// An operator sends connections back to the kernel, and lets them move again, all the time.
+    /// An operator sends connections back to the kernel and lets them move again, all the time.
     #[test]
     fn random_conversations_go_as_on_the_kernel_whatever_the_operator_does() {
         let toehold = Toehold::start();
@@ -324,7 +326,7 @@ mod improvised {
             });
             let result = std::panic::catch_unwind(AssertUnwindSafe(|| {
                 // The owner of a registration changes, and may report an edge once more. So may an
-                // instance inside another set.
+                // instance inside another instance.
                 let looks = ["edge", "from outside", "among others"];
                 compare_under(&toehold, "improvised", &[Sides::DIRECT], &looks);
             }));
@@ -342,7 +344,7 @@ mod improvised {
     }
 }
 
-/// Both programs are in one network namespace, which is not the adapter's.
+/// Both programs are in one network namespace; the adapter is in another.
 #[test]
 fn programs_in_another_namespace_are_accelerated() {
     let namespace = match toehold_network::Namespace::new() {

@@ -1,4 +1,4 @@
-//! Checked random traffic, in both directions, while things happen to the connection.
+//! Checked random traffic, in both directions, during events that affect the connection.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use toehold_e2e::{Checked, Sides, Toehold, host, wait_until};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// Runs a connection to its end and has both ends' word that every byte was right.
+/// Runs a connection to its end and checks that both ends report every byte as right.
 fn whole(toehold: &Toehold, sides: Sides, name: &str, seed: u64, bytes: u64) {
     let checked = Checked::start(toehold, sides, PROGRAM, (name, seed, bytes, false));
     for end in [checked.client, checked.server] {
@@ -87,8 +87,8 @@ fn nothing_is_lost_while_an_operator_detaches_and_attaches_thousands_of_times() 
         commands += u64::from(toehold.attach_all());
         std::thread::sleep(Duration::from_micros(random.below(1500)));
         if round % 200 == 199 {
-            // Bytes must have moved in both directions meanwhile, or the switches have stopped
-            // them.
+            // Bytes must have moved in both directions meanwhile; otherwise the switches have
+            // stopped the traffic.
             let moved = |checked: &Checked| {
                 checked
                     .server_counters()
@@ -116,7 +116,7 @@ fn nothing_is_lost_while_an_operator_detaches_and_attaches_thousands_of_times() 
         switches > rounds / 16,
         "the commands hardly ever had an effect: {switches} switches"
     );
-    // The client goes; the server has checked all that came.
+    // The client ends; the server has checked all bytes that came.
     checked.client.signal(libc::SIGTERM);
     let said = checked.server.success(TIME_LIMIT);
     assert!(said.contains("received"), "{said}");

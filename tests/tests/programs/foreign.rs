@@ -1,4 +1,4 @@
-//! Programs that the library does not fit, started by one under Toehold.
+//! Programs that the library does not fit, started by a program under Toehold.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -9,8 +9,8 @@ use toehold_e2e::{Path, Toehold, host};
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
 /// The loader of an unknown C library may heed `LD_PRELOAD`, and refuse to start a program with it.
-/// Here glibc's own loader stands in for it, under a name that is not its own; so the program
-/// starts in any case, and shows what it was given.
+/// Here glibc's own loader stands in for such a loader, under another name. So the program starts
+/// in any case, and shows the environment that it was given.
 #[test]
 fn are_started_without_the_library() {
     let Some([env, sh, python]) = host::require(["env", "sh", "python3"]) else {
@@ -40,8 +40,8 @@ fn are_started_without_the_library() {
     assert!(native.contains("libtoehold.so"), "{native}");
 }
 
-/// A program that is linked with AddressSanitizer's shared library ends at once when another one is
-/// loaded first.
+/// A program that is linked with AddressSanitizer's shared library ends at once when another
+/// library is loaded first.
 #[test]
 fn sanitized_programs_are_started_without_the_library() {
     let Some([cc, sh]) = host::require(["cc", "sh"]) else {
@@ -59,7 +59,7 @@ fn sanitized_programs_are_started_without_the_library() {
         .status()
         .is_ok_and(|status| status.success())
     {
-        // GCC's is shared by default, and knows no such option.
+        // GCC's sanitizer library is shared by default, and GCC knows no such option.
         let mut command = std::process::Command::new("cc");
         command
             .args(["-fsanitize=address", "-o"])

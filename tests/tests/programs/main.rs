@@ -14,7 +14,7 @@ use std::time::Duration;
 use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Sides, Toehold, wait_until};
 
-/// Makes each claim a test on every combination of paths.
+/// Makes a test of each claim on every combination of paths.
 macro_rules! claims {
     ($($claim:ident),* $(,)?) => {$(
         mod $claim {
@@ -67,10 +67,10 @@ pub(crate) fn client(
     Running::start(command, name, toehold.dir()).success(TIME_LIMIT)
 }
 
-/// Runs `load` and, when both sides are accelerated, sees that some of its connections left the
+/// Runs `load`. When both sides are accelerated, checks that some of its connections left the
 /// kernel.
 pub(crate) fn accelerated<T>(toehold: &Toehold, sides: Sides, mut load: impl FnMut() -> T) -> T {
-    /// Loads: one may be over before it is looked at, where many programs want the cores.
+    /// Attempts: on a busy host a load may be over before its connections are examined.
     const LOADS_MAX: usize = 4;
     if !sides.pair_up() {
         return load();
@@ -84,7 +84,7 @@ pub(crate) fn accelerated<T>(toehold: &Toehold, sides: Sides, mut load: impl FnM
     panic!("no connection of the load ever left the kernel");
 }
 
-/// Runs a load; the most connections that were on rings at a time.
+/// Runs a load; returns the largest number of connections that were in rings at one time.
 fn watched<T>(toehold: &Toehold, load: &mut impl FnMut() -> T) -> (T, usize) {
     let (done, direct) = (AtomicBool::new(false), AtomicUsize::new(0));
     let result = std::thread::scope(|scope| {
@@ -99,7 +99,7 @@ fn watched<T>(toehold: &Toehold, load: &mut impl FnMut() -> T) -> (T, usize) {
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        // Tells the watcher however the load ends.
+        // Stops the watcher, even if the load panics.
         let _done = Done(&done);
         load()
     });

@@ -15,7 +15,7 @@ claims!(
 /// The sizes of the files served, named after themselves.
 const SIZES: [usize; 6] = [0, 1, 1000, 65_536, 1_000_000, 12_345_678];
 
-/// nginx on one side, and where it is.
+/// nginx on one side, and its address.
 fn serve(toehold: &Toehold, sides: Sides) -> (Nginx, impl Fn(usize) -> String) {
     let port = host::free_port();
     let command = toehold.command(sides.server, host::program("nginx").expect("required"));
@@ -32,7 +32,7 @@ fn nginx_bodies_are_exact(toehold: &Toehold, sides: Sides) {
     let target = toehold.dir().join("body");
     let target = target.to_string_lossy();
     for size in SIZES {
-        // Several requests over one connection: the later ones find it warmed up.
+        // Several requests over one connection: the later requests find the connection warmed up.
         let urls: Vec<String> = (0..30).map(|_| url(size)).collect();
         let mut arguments = vec!["-sS", "--fail", "--max-time", "30"];
         for url in &urls {
@@ -66,8 +66,8 @@ fn nginx_reloads_without_a_failed_request(toehold: &Toehold, sides: Sides) {
         return;
     }
     let (nginx, url) = serve(toehold, sides);
-    // A connection for each request: on a kept one, nginx may close just as the next request comes,
-    // which is no failure of the transport.
+    // A connection for each request: on a kept connection, nginx may close just as the next request
+    // comes, which is no failure of the transport.
     let mut command = toehold.command(sides.client, "wrk");
     command.args([
         "-t1",
@@ -83,7 +83,7 @@ fn nginx_reloads_without_a_failed_request(toehold: &Toehold, sides: Sides) {
         nginx.server.signal(libc::SIGHUP);
     }
     no_failures(&load.success(TIME_LIMIT));
-    // And kept connections, which must at least never hang.
+    // Kept connections, too, which must at least never hang.
     let mut command = toehold.command(sides.client, "wrk");
     command.args(["-t1", "-c20", "-d2s", "--timeout", "1s", &url(1000)]);
     let load = Running::start(command, "wrk", toehold.dir());

@@ -1,11 +1,11 @@
-//! PostgreSQL: a process forked for each connection, and books that balance.
+//! PostgreSQL: a process forked for each connection, and account balances that add up.
 
 use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Sides, Toehold, host};
 
 use crate::{accelerated, await_port, client};
 
-/// PostgreSQL refuses to run as root; Debian makes this user for it.
+/// PostgreSQL refuses to run as root; Debian creates this user for it.
 const USER: &str = "postgres";
 
 mod postgres_books_balance {

@@ -1,4 +1,4 @@
-//! Redis: values kept through pipelines, snapshots and load.
+//! Redis: values survive pipelines, snapshots and load.
 
 use std::fmt::Write;
 use std::fs::File;
@@ -11,7 +11,7 @@ use crate::{accelerated, await_port, claims, client};
 claims!(redis_keeps_every_value, redis_snapshots_under_load);
 
 struct Redis {
-    /// How clients reach it: an option and its value.
+    /// The way in which clients reach the server: an option and its value.
     to: [String; 2],
     _server: Running,
 }
@@ -114,7 +114,7 @@ fn redis_keeps_every_value(toehold: &Toehold, sides: Sides) {
         "redis-cli",
         &[&redis.to[0], &redis.to[1], "llen", "mylist"],
     );
-    // Each run pushes 50000, and as many again to prepare LRANGE.
+    // Each run pushes 50000 values, and as many again to prepare LRANGE.
     assert_eq!(
         pushed.trim().parse::<u64>().unwrap_or(0) % 50_000,
         0,
@@ -122,7 +122,7 @@ fn redis_keeps_every_value(toehold: &Toehold, sides: Sides) {
     );
 }
 
-/// Clients come by the server's Unix socket.
+/// Clients connect to the server's Unix socket.
 #[test]
 fn redis_keeps_every_value_that_comes_by_its_unix_socket() {
     if host::require(["redis-server", "redis-cli", "redis-benchmark"]).is_none() {

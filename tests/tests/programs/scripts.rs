@@ -14,7 +14,7 @@ claims!(
     node_http_serves_exactly,
 );
 
-/// Runs a script's server and its client; the client checks everything and says so.
+/// Runs a script's server and its client; the client checks everything and reports the result.
 fn script(toehold: &Toehold, sides: Sides, interpreter: &str, file: &str, kind: &str) {
     let port = host::free_port();
     let number = port.to_string();

@@ -18,8 +18,8 @@ fn iperf3_runs_every_way(toehold: &Toehold, sides: Sides) {
     if host::require(["iperf3"]).is_none() {
         return;
     }
-    // Its file transfer (-F) would let us compare bytes, but loses some even on the kernel; that
-    // the bytes are right is for the other claims to show.
+    // Its file transfer (-F) would let us compare bytes, but it loses some even on the kernel.
+    // Other tests check the bytes.
     let port = host::free_port().to_string();
     let mut command = toehold.command(sides.server, "iperf3");
     command.args(["-s", "-p", &port]);
@@ -40,7 +40,8 @@ fn iperf3_runs_every_way(toehold: &Toehold, sides: Sides) {
     });
 }
 
-/// Waits for iperf3 to say that it listens: it counts every connection, even one that only looks.
+/// Waits until iperf3 reports that it listens: iperf3 counts every connection, even a mere probe of
+/// its port.
 fn listening(server: &mut Running) {
     let pid = server.pid();
     let up = toehold_e2e::wait_until(toehold_e2e::process::TIME_LIMIT, || {
