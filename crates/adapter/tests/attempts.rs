@@ -3,7 +3,6 @@
 //! one moment. No attempt succeeds, and the true ends are paired all the while. The tests run on
 //! plain wires, and again with address translation at each place: then the two ends of a connection
 //! name no address in common.
-//! place has address translation: the two ends of a connection name no address in common then.
 //!
 //! `TOEHOLD_SOAK=1000000 cargo test --release -p toehold-adapter --test attempts` makes a million
 //! of each kind. The last such run: 1,000,296 attempts, 30,312 of them with equal sequence numbers,

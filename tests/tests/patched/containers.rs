@@ -1,6 +1,6 @@
-//! The first process of a container becomes the parent of all processes that have lost theirs, and
-//! so does one that asks for them (`PR_SET_CHILD_SUBREAPER`). It may be any program, and it meets
-//! no process of Toehold's.
+//! The first process of a container becomes the parent of all orphans, and so does a process that
+//! asks for them (`PR_SET_CHILD_SUBREAPER`). Such a process may be any program, and must not get a
+//! process of Toehold as its child.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn children(directory: &Path, options: &[&str]) -> PathBuf {
     compile(directory, "cc", &options, "children.c")
 }
 
-/// A command that has the first process of a container execute `words`, and `run` behind them.
+/// A command in which the first process of a container executes `words`, followed by `run`.
 fn in_container(words: &[&Path], run: &Command) -> Command {
     let mut command = Command::new(CONTAINER[0]);
     command.args(&CONTAINER[1..]).args(words);
@@ -32,7 +32,7 @@ fn in_container(words: &[&Path], run: &Command) -> Command {
     command
 }
 
-/// The output of a command, and its errors for a failure.
+/// The output of a command, and its standard error for a failure.
 fn said(command: &mut Command) -> (String, String) {
     let output = command.output().expect("it runs");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -52,7 +52,7 @@ fn static_programs_that_a_containers_first_process_executes_leave_it_no_orphans(
     }
 }
 
-/// `run` becomes the program.
+/// `run` is replaced by the program.
 #[test]
 fn a_containers_first_process_that_run_starts_has_no_child_of_its_helper() {
     if host::require(["cc", "unshare"]).is_none() {
@@ -65,8 +65,8 @@ fn a_containers_first_process_that_run_starts_has_no_child_of_its_helper() {
     let (line, errors) = said(&mut run());
     assert_eq!(line, "library 1, process 1, no children\n", "{errors}");
     type Hinder = fn(&mut Command) -> &mut Command;
-    // The helper does not get the first one, and leaves the second as it is. It says why when the
-    // program runs, whose end ends it.
+    // The helper cannot trace under the first hindrance, and can change nothing under the second.
+    // It prints the reason while the program runs, and ends with the program.
     let hinders: [Hinder; 2] = [
         |command| without(libc::SYS_ptrace, command),
         without_executable_memory,
@@ -91,7 +91,7 @@ fn static_programs_that_run_starts_in_a_container_leave_its_first_process_no_orp
     assert_eq!(lines, wanted, "{errors}");
 }
 
-/// They have said that they take orphans over.
+/// These processes have asked to become the parent of orphans.
 #[test]
 fn programs_that_take_orphans_over_meet_no_helper() {
     if host::require(["cc"]).is_none() {
@@ -112,7 +112,7 @@ fn programs_that_take_orphans_over_meet_no_helper() {
     }
 }
 
-/// An exec keeps that.
+/// An exec keeps that setting.
 #[test]
 fn a_program_that_takes_orphans_over_has_no_adapter_for_a_child() {
     if host::require(["cc"]).is_none() {
@@ -139,7 +139,7 @@ fn a_program_that_takes_orphans_over_has_no_adapter_for_a_child() {
     assert!(line.ends_with("no children\n"), "{line}{errors}");
 }
 
-/// Where none runs, `run` starts one, which goes on in the background.
+/// Without a running adapter, `run` starts one, which goes on in the background.
 #[test]
 fn a_containers_first_process_has_no_adapter_for_a_child() {
     if host::require(["cc", "unshare"]).is_none() {

@@ -1,4 +1,5 @@
-//! Programs that another one executes: those that are patched, and why others are not.
+//! Programs that another program executes: the ones that are patched, and the reasons of the
+//! others.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use toehold_e2e::{Toehold, host};
 use crate::containers::CONTAINER;
 use crate::unpatched::without;
 
-/// A static program, a script for it, a copy of it, and a file with a program's header only, which
+/// A static program, a script for it, a copy of it, and a file with only a program's header, which
 /// cannot be executed.
 pub(crate) fn executables(directory: &Path) -> [PathBuf; 4] {
     let says = compile_as("says", directory, "cc", &["-O2", "-static"], "says.c");
@@ -27,8 +28,8 @@ pub(crate) fn executables(directory: &Path) -> [PathBuf; 4] {
     [says, script, copy, header]
 }
 
-/// A program that executes others does so plain and accelerated; the static ones that it executes
-/// have the library.
+/// A program that executes others does so plain and accelerated. The static programs that it
+/// executes have the library.
 fn check_children(parent: &Path, executables: &[PathBuf; 4]) {
     check_children_behind(&[], parent, executables);
 }
@@ -127,7 +128,7 @@ fn a_program_under_a_debugger_or_in_another_namespace_is_not_patched() {
     let [says, ..] = executables(directory.path());
     let toehold = Toehold::start();
     let mut command = toehold.patched("sh");
-    // The first children of a namespace are its init: a helper there would be a stranger.
+    // The first child of a namespace is its init: a helper would be a strange process there.
     let line = "strace -o /dev/null \"$0\"; unshare -U -r -p \"$0\"; \"$0\"";
     let output = command.args(["-c", line]).arg(says).output().expect("runs");
     let said = String::from_utf8_lossy(&output.stdout);
@@ -140,7 +141,8 @@ fn a_program_under_a_debugger_or_in_another_namespace_is_not_patched() {
     assert!(words.map(|(words, _)| words).eq(wanted), "{output:?}");
 }
 
-/// A kernel without Yama knows no such name. So strace answers for it, and is in the helper's way.
+/// A kernel without Yama does not know this call. In this test strace answers the call instead, and
+/// so hinders the helper.
 #[test]
 fn a_program_that_names_its_tracer_names_it_again_after_the_helper() {
     if host::require(["cc", "strace"]).is_none() {
@@ -180,7 +182,7 @@ fn valgrind_is_not_patched_and_its_program_has_the_library_once() {
     }
     let toehold = Toehold::start();
     let mappings = |mut command: Command| {
-        // The file is one that valgrind makes up for its program; the other is the kernel's.
+        // valgrind makes up the one file for its program; the other is the kernel's.
         let line = "grep -c libtoehold.so /proc/$$/maps /proc/self/maps";
         command.args(["-q", "/bin/sh", "-c", line]);
         let output = command.output().expect("runs");
@@ -203,7 +205,7 @@ fn a_dynamic_linker_that_is_run_by_hand_is_not_patched() {
     const LINKER: &str = "/lib64/ld-linux-x86-64.so.2";
     let toehold = Toehold::start();
     let mut command = toehold.patched(LINKER);
-    // It preloads the library itself.
+    // The linker preloads the library itself.
     let read = ["/bin/grep", "-c", "libtoehold.so", "/proc/self/maps"];
     let output = command.args(read).output().expect("runs");
     assert_eq!(output.stderr, b"");

@@ -1,4 +1,4 @@
-//! Libraries that make their system calls themselves, in programs of C.
+//! Libraries that make their system calls themselves, in C programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use toehold_e2e::{Toehold, host};
 
 use crate::unpatched::{said_by_status, without};
 
-/// Each way to load the library so that it is patched, with how many ends of connections lead from
+/// Each way to load the library so that it is patched, with the number of ends of connections from
 /// C to C.
 const WAYS: [(&str, usize); 3] = [("LINKED", 0), ("OPENED", 0), ("LATE", 2)];
-/// The copies that the program opens before the library, where it opens any.
+/// The copies that the program opens before the library, if it opens any.
 const COPIES: usize = 20;
 
 /// The library.
@@ -21,7 +21,7 @@ fn library(directory: &Path) -> PathBuf {
     compile_as("library.so", directory, "env", &options, "library.go")
 }
 
-/// A program that loads it in one of the [`WAYS`].
+/// A program that loads the library in one of the [`WAYS`].
 fn program(way: &str, library: &Path) -> PathBuf {
     let directory = library.parent().expect("a directory");
     let (path, place) = (library.display(), directory.display());
@@ -33,7 +33,7 @@ fn program(way: &str, library: &Path) -> PathBuf {
         format!("-DLIBRARY=\"{path}\""),
     ];
     if way == "LINKED" {
-        // The library comes before the source that needs it.
+        // The library must come before the source that needs it.
         options.extend([
             format!("-Wl,--no-as-needed,-rpath,{place}"),
             path.to_string(),
@@ -63,7 +63,7 @@ fn a_library_of_go_goes_through_shared_memory() {
     }
 }
 
-/// More than the preload library once had places for.
+/// More than the number of places that the preload library once had.
 #[test]
 fn a_library_of_go_goes_through_shared_memory_beside_many_others() {
     if host::require(["cc", "go"]).is_none() {
@@ -84,7 +84,7 @@ fn a_library_of_go_goes_through_shared_memory_beside_many_others() {
     assert!(direct > 0, "{connections:?}");
 }
 
-/// Its threads do not begin by the preload library's function.
+/// Its threads do not start in the preload library's function.
 #[test]
 fn a_library_of_go_that_is_bound_past_the_preload_library_stays_on_the_kernel_and_status_says_why()
 {
@@ -105,7 +105,7 @@ fn a_library_of_go_that_is_bound_past_the_preload_library_stays_on_the_kernel_an
              run on kernel TCP",
             "{way}"
         );
-        // C's end of each connection with Go knows as much.
+        // C's end of each connection with Go has this reason, too.
         let connections = toehold.connections();
         assert!(!connections.is_empty(), "{way}");
         for one in &connections {
@@ -158,13 +158,13 @@ fn a_library_of_go_that_cannot_be_patched_stays_on_the_kernel_and_status_says_wh
             told.starts_with("library library.so: its system calls cannot be patched: its code"),
             "{told}"
         );
-        // Go's side of a connection is not seen, so no connection with it is in shared memory.
+        // The library does not see Go's side, so no connection with Go is in shared memory.
         let connections = toehold.connections();
         let direct = connections.iter().filter(|one| one.is_direct()).count();
         assert!(direct <= 2, "{connections:?}");
         let (line, said) = patched.end();
         assert_eq!(line, plain.0);
-        // The user is told before the program begins, and not in the midst of it.
+        // The user is told before the program begins, and not while it runs.
         match way {
             "LINKED" => assert!(said.starts_with(&format!("toehold: {told}; ")), "{said}"),
             _ => assert_eq!(said, ""),
@@ -172,7 +172,7 @@ fn a_library_of_go_that_cannot_be_patched_stays_on_the_kernel_and_status_says_wh
     }
 }
 
-/// As a library of Rust that makes its calls by rustix, or one that a static libc is linked into.
+/// Stands for a library of Rust that uses rustix, or a library with a static libc.
 #[test]
 fn another_library_whose_calls_go_past_libc_stays_on_the_kernel_and_status_says_why() {
     if host::require(["cc"]).is_none() {
@@ -182,7 +182,7 @@ fn another_library_whose_calls_go_past_libc_stays_on_the_kernel_and_status_says_
     let options = ["-O2", "-w", "-shared", "-fPIC", "-DLIBRARY"];
     let library = compile_as("libpast.so", directory.path(), "cc", &options, "past.c");
     let (path, place) = (library.display(), directory.path().display());
-    // Of a Unix socket the kernel has no counts.
+    // The kernel has no byte counts for a Unix socket.
     for (family, reason) in [
         ("AF_INET", "bytes moved that the library did not see"),
         ("AF_UNIX", "too little traffic that the library sees"),
@@ -209,7 +209,7 @@ fn another_library_whose_calls_go_past_libc_stays_on_the_kernel_and_status_says_
         for one in &connections {
             assert_eq!(one.value["reason"], reason, "{one:?}");
         }
-        // The reason is told for a connection that the library has not seen.
+        // The reason is given for a connection that the library has not seen.
         let explained = toehold.asking(&["explain", "program", ":1"]).output();
         let explained = String::from_utf8(explained.expect("it runs").stderr).expect("text");
         assert!(explained.contains(&told), "{explained}");

@@ -100,7 +100,7 @@ fn a_go_program_that_may_be_loaded_anywhere_does_the_same_when_patched() {
     assert!(direct > 0, "connections go through shared memory");
 }
 
-/// libuv registers the sockets of Node.js so. Calls by `syscall(2)`, and patched ones.
+/// libuv registers the sockets of Node.js like this: with `syscall(2)`, and with patched calls.
 #[test]
 fn sockets_that_requests_of_io_uring_register_with_epoll_go_through_shared_memory() {
     if host::require(["cc"]).is_none() {
@@ -119,8 +119,8 @@ fn sockets_that_requests_of_io_uring_register_with_epoll_go_through_shared_memor
     }
 }
 
-/// The whole proof is `TOEHOLD_SOAK=100000000 cargo test -p toehold-e2e --release --test patched --
-/// millions_of_calls`: a hundred million.
+/// `TOEHOLD_SOAK=100000000 cargo test -p toehold-e2e --release --test patched -- millions_of_calls`
+/// runs the whole proof: a hundred million calls.
 #[test]
 fn millions_of_calls_of_preempted_goroutines_have_the_kernels_answers() {
     if host::require(["go"]).is_none() {
@@ -142,7 +142,7 @@ fn millions_of_calls_of_preempted_goroutines_have_the_kernels_answers() {
     assert!(counts >= calls, "{counts} calls went through the library");
 }
 
-/// A program whose connections Go and C use in turns.
+/// A program in which Go and C take turns with a connection.
 fn shared(directory: &Path, options: &[&str]) -> PathBuf {
     let options = [&["CGO_ENABLED=1", "go", "build"], options].concat();
     compile(directory, "env", &options, "shared.go")
@@ -167,8 +167,8 @@ fn go_and_c_use_the_same_connections_of_a_patched_program() {
     }
 }
 
-/// The oldest version of Go that can be had as a module, and the newest when this was written. The
-/// other tests use the one that is installed.
+/// The oldest version of Go that is available as a module, and the newest when this was written.
+/// The other tests use the installed version.
 const OTHER_VERSIONS: [&str; 2] = ["GOTOOLCHAIN=go1.21.0", "GOTOOLCHAIN=go1.27.0"];
 
 #[test]
@@ -216,7 +216,7 @@ fn debuggers_that_are_attached_to_a_patched_program_see_it_and_leave_it_as_it_is
     for program in [static_go, static_c, shared(&dynamic, &[])] {
         let plain = Waiting::start(&mut Command::new(&program)).end();
         let toehold = Toehold::start();
-        // From its first moments, and when it waits.
+        // The tracer attaches at the start of the program, and while it waits.
         let child = Waiting::begin(&mut toehold.patched(&program));
         let number = child.id().to_string();
         std::thread::sleep(std::time::Duration::from_millis(300));
@@ -231,8 +231,8 @@ fn debuggers_that_are_attached_to_a_patched_program_see_it_and_leave_it_as_it_is
         };
         // SAFETY: a child of ours, which lets go of the program when it is interrupted.
         unsafe { libc::kill(strace.id() as libc::pid_t, libc::SIGINT) };
-        // It may wait for a thread that waits in vfork for a child that it has stopped itself. All
-        // that a tracer traced goes on when it is killed.
+        // strace may wait for a thread that is in vfork and waits for a child that strace itself
+        // has stopped. When a tracer is killed, all its traced threads go on.
         if !has_let_go(&mut strace) {
             strace.kill().expect("a child");
             strace.wait().expect("a child");
@@ -268,7 +268,7 @@ fn a_dynamic_go_program_is_patched_when_another_program_executes_it() {
     let program = shared(directory.path(), &[]);
     let plain = Waiting::start(&mut Command::new(&program)).end();
     let toehold = Toehold::start();
-    // No tracing is needed for it, so a debugger is not in the way.
+    // This needs no tracing, so a debugger does not interfere.
     let mut shell = toehold.patched("sh");
     shell.args([
         "-c",
@@ -292,8 +292,8 @@ fn a_dynamic_program_of_rust_is_served_whose_calls_go_past_libc() {
     assert_eq!(direct, 2, "{connections:?}");
 }
 
-/// As a program of Rust that is signed so. One that `run` has become is searched. Any other would
-/// begin milliseconds later for that.
+/// The program carries the marks of a program of Rust. A program that `run` has become is searched.
+/// Any other program would start milliseconds later because of the search.
 #[test]
 fn a_large_dynamic_program_is_searched_when_run_starts_it() {
     if host::require(["cc"]).is_none() {
@@ -385,7 +385,7 @@ fn calls_fit_into_the_smallest_stack_of_a_thread() {
 
 #[test]
 fn bad_pointers_have_the_kernels_answers_through_every_door() {
-    // One for each end of a connection.
+    // One channel for each end of a connection.
     check_answers("pointers.c", 14);
 }
 
@@ -399,9 +399,9 @@ fn odd_flags_and_lengths_have_the_kernels_answers_through_every_door() {
     check_answers("shapes.c", 2);
 }
 
-/// A compiler at run time makes such code. The kernel has these calls. Where they move the bytes of
-/// a connection, or some of them, it stays on the kernel. Where they begin when it is in a ring
-/// already, no byte of theirs is lost in silence.
+/// A run-time compiler makes such code. The kernel has these calls. If the calls move bytes of a
+/// connection, the connection stays on the kernel. If the calls begin when it is in a ring already,
+/// none of their bytes is lost without an error.
 #[test]
 fn calls_by_instructions_made_at_run_time_lose_nothing_in_silence() {
     if host::require(["cc", "musl-gcc"]).is_none() {
@@ -427,14 +427,14 @@ fn calls_by_instructions_made_at_run_time_lose_nothing_in_silence() {
         assert_eq!(line, format!("{WHOLE}Connection reset by peer\n"), "{said}");
         let reasons = connections.iter().map(|one| one.value["reason"].as_str());
         let reasons: Vec<&str> = reasons.map(Option::unwrap_or_default).collect();
-        // Two of each kind. Of the last two one was reset; the other has not been used since.
+        // Two of each kind. Of the last two, one was reset; the other has not been used since.
         let wanted = [UNSEEN, UNSEEN, UNSEEN, UNSEEN, WAITS, WAITS, "", UNSEEN];
         assert_eq!(reasons, wanted, "{compiler} {options:?}");
     }
 }
 
-/// Runs `source`, which prints the answers of calls, plain and with the library, for each C library
-/// static and dynamic, and compares. At least `channels` connections went through shared memory.
+/// Runs `source`, which prints the results of calls, plain and with the library, for each C library
+/// static and dynamic, and compares. At least `channels` connections must use shared memory.
 fn check_answers(source: &str, channels: u64) {
     if host::require(["cc", "musl-gcc"]).is_none() {
         return;
@@ -490,8 +490,7 @@ fn check_in_each(options: &[&str], source: &str) {
     check_in_each_and(options, source, |_, _| ());
 }
 
-/// As [`check_in_each`], and `check` looks at the program that runs with the library, when it has
-/// done its work.
+/// As [`check_in_each`]; `check` examines the program that runs with the library, after its work.
 fn check_in_each_and(options: &[&str], source: &str, check: impl Fn(&Toehold, &str)) {
     for compiler in ["musl-gcc", "cc"] {
         let directory = tempfile::tempdir().expect("scratch");
@@ -559,7 +558,7 @@ fn a_patched_go_program_reads_clocks_through_the_vdso() {
     waiting.end();
     strace.wait().expect("a child");
     let calls = fs::read_to_string(calls).expect("text");
-    // Its one line, and more where connections are on the kernel.
+    // The program's single line, and further lines where connections are on the kernel.
     assert!(calls.contains("write(1, "), "{calls}");
     assert!(!calls.contains("gettime"), "{calls}");
 }
@@ -586,8 +585,8 @@ fn threads_are_cancelled_at_any_moment() {
     check_dynamic("asynchronous.c");
 }
 
-/// Threads of a program are cancelled that is compiled with `options`. None of them is counted as a
-/// sleeper after that: its peer would ring in vain.
+/// Threads of a program that is compiled with `options` are cancelled. None of them may be counted
+/// as a sleeper after that: its peer would ring in vain.
 fn check_cancelled(options: &[&str]) {
     if host::require(["cc", "musl-gcc"]).is_none() {
         return;
@@ -595,8 +594,8 @@ fn check_cancelled(options: &[&str]) {
     check_in_each_and(options, "cancels.c", |toehold, compiler| {
         for connection in toehold.connections() {
             let rung = connection.value["doorbells_rung"].as_u64();
-            // A sleeper too many: one for each of 4000 sleeps. Otherwise a few for each of the 700
-            // threads.
+            // A wrong count gives one extra doorbell for each of 4000 sleeps. A right count gives a
+            // few for each of the 700 threads.
             assert!(rung.is_some_and(|rung| rung < 1000), "{compiler}: {rung:?}");
         }
     });

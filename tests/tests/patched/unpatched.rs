@@ -1,5 +1,5 @@
-//! Programs that are not patched, or whose calls the library does not see: what `run` and `status`
-//! say of them.
+//! Programs that are not patched, or whose calls the library does not see: the messages of `run`
+//! and `status` about them.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -10,7 +10,8 @@ use toehold_e2e::{Toehold, host};
 
 use crate::shared;
 
-/// Has `command` run under a filter that answers `EPERM` to a system call, as a container's may.
+/// Runs `command` under a filter that answers `EPERM` to a system call, as a container's filter
+/// may.
 pub(crate) fn without(number: libc::c_long, command: &mut Command) -> &mut Command {
     const LOAD_NUMBER: libc::sock_filter = libc::sock_filter {
         code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16,
@@ -56,7 +57,7 @@ pub(crate) fn without(number: libc::c_long, command: &mut Command) -> &mut Comma
 }
 
 /// Runs a program that cannot be patched, because of `hinder`, and compares it with a plain run.
-/// Returns the words on its standard error and those of `status`, or nothing where there is no
+/// Returns the text on its standard error and the text of `status`, or `None` where there is no
 /// compiler.
 fn said_of_unpatched(
     hinder: impl FnOnce(&mut Command) -> &mut Command,
@@ -86,7 +87,7 @@ fn a_program_that_is_traced_already_runs_on_the_kernel_after_one_sentence() {
     }
     let said = said_of_unpatched(|command| {
         let mut traced = Command::new("strace");
-        // The program keeps its process: the tracer is another one.
+        // The program keeps its process number: the tracer is another process.
         traced.args(["-D", "-f", "-o", "/dev/null"]);
         traced.arg(command.get_program()).args(command.get_args());
         for (name, value) in command.get_envs() {
@@ -157,10 +158,10 @@ fn a_program_that_the_kernel_does_not_execute_is_a_failure_after_one_sentence() 
     let directory = tempfile::tempdir().expect("scratch");
     let program = compile_static_threads(directory.path());
     let toehold = Toehold::start();
-    // Nobody executes a file that is being written.
+    // A file that is being written cannot be executed.
     let writer = File::options().append(true).open(&program);
     let writer = writer.expect("ours");
-    // The helper is at work meanwhile.
+    // The helper works meanwhile.
     for _ in 0..50 {
         let output = toehold.patched(&program).output().expect("toehold runs");
         let said = String::from_utf8_lossy(&output.stderr);
@@ -174,7 +175,7 @@ fn a_program_that_the_kernel_does_not_execute_is_a_failure_after_one_sentence() 
 
 #[test]
 fn a_library_that_cannot_be_mapped_leaves_the_program_alone_after_one_sentence() {
-    // A library, and not ours.
+    // A library that is not ours.
     const OTHER: &str = "/lib/x86_64-linux-gnu/libm.so.6";
     let Some((said, _)) = said_of_unpatched(|command| command.env("TOEHOLD_LIB", OTHER)) else {
         return;
@@ -201,7 +202,7 @@ fn a_library_that_is_mapped_in_part_is_taken_back() {
     let plain = Command::new(&program).output().expect("it runs");
     let toehold = Toehold::start();
     let (_, library) = toehold.files();
-    // From here the library can be opened and read, and its code cannot be mapped.
+    // From this directory the library can be opened and read, but its code cannot be mapped.
     let script = "mount -t tmpfs -o noexec none \"$1\" && cp \"$2\" \"$1/libtoehold.so\" &&
         export TOEHOLD_LIB=\"$1/libtoehold.so\" && shift 2 && exec \"$@\"";
     let mount = directory.path().join("noexec");
@@ -217,7 +218,7 @@ fn a_library_that_is_mapped_in_part_is_taken_back() {
     assert_eq!(output.stdout, plain.stdout);
 }
 
-/// Has the kernel refuse to make memory executable that was not (PR_SET_MDWE).
+/// Makes the kernel refuse to make memory executable that was not (PR_SET_MDWE).
 pub(crate) fn without_executable_memory(command: &mut Command) -> &mut Command {
     const PR_SET_MDWE: libc::c_int = 65;
     const REFUSE_EXEC_GAIN: libc::c_ulong = 1;
@@ -232,7 +233,7 @@ pub(crate) fn without_executable_memory(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Why `status` says that the calls of a program with the library are not patched.
+/// The reason that `status` gives why the calls of a program with the library are not patched.
 pub(crate) fn said_by_status(toehold: &Toehold, program: &Waiting) -> String {
     let status = toehold.status();
     let bare = status["without_library"].as_array().expect("a list");
@@ -302,7 +303,7 @@ fn a_dynamic_go_program_without_proc_runs_on_the_kernel_and_status_says_why() {
     assert!(told.contains("/proc may be missing"), "{told}");
     let (line, said) = patched.end();
     assert_eq!(line, plain.0);
-    // It is the process that the user has started.
+    // This is the process that the user has started.
     assert!(said.starts_with(&format!("toehold: {told}; ")), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
 }
@@ -316,7 +317,7 @@ fn status_says_why_programs_are_without_the_library() {
     let program = compile_static_threads(directory.path());
     let toehold = Toehold::start();
     let by_run = Waiting::start(&mut toehold.unpatched(&program));
-    // Its parent has the library, and it has not.
+    // The parent has the library, and the child does not.
     let mut shell = toehold.unpatched("sh");
     shell.args(["-c", "\"$0\"; exit"]).arg(&program);
     let by_shell = Waiting::start(&mut shell);
@@ -345,7 +346,7 @@ fn status_says_why_programs_are_without_the_library() {
     assert_eq!(toehold.status()["without_library"], serde_json::json!([]));
 }
 
-/// As those of UPX are.
+/// The headers of programs that UPX has packed look like this.
 #[test]
 fn status_names_packed_programs() {
     if host::require(["cc", "musl-gcc", "go"]).is_none() {
@@ -373,7 +374,7 @@ fn status_names_packed_programs() {
     }
 }
 
-/// As in programs of tokio-uring.
+/// Programs of tokio-uring make such requests.
 #[test]
 fn status_names_programs_that_make_connections_by_requests_of_io_uring() {
     if host::require(["cc"]).is_none() {

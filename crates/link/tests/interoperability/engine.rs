@@ -230,7 +230,6 @@ impl Program {
 
     /// The program's next step on a connection that made progress. A program that connected sends
     /// first.
-    /// first.
     fn progress(
         &mut self,
         now: Instant,
