@@ -1,4 +1,4 @@
-//! Makes the same calls over and over, for callgrind to count their instructions.
+//! Repeats equal calls, so that callgrind can count their instructions.
 //!
 //! `calls ROUNDS upgraded|kernel [again]`: a connection to itself; each round sends 64 bytes into
 //! one end, waits for the other end with `epoll_wait`, receives, and waits once more without any
@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 const BYTES: usize = 64;
 const TIME_LIMIT: Duration = Duration::from_secs(60);
-/// Rounds after the memory of a channel was seen: both directions have left the kernel by then.
+/// The number of rounds after the memory of a channel was seen: both directions have left the
+/// kernel by then.
 const ROUNDS_TO_SETTLE: u32 = 1000;
 
 fn main() -> ExitCode {
@@ -54,7 +55,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Both ends of a connection, and an epoll instance that has the receiving one.
+/// Both ends of a connection, and an epoll instance that contains the receiving end.
 struct Ends {
     sending: TcpStream,
     receiving: TcpStream,
@@ -136,10 +137,10 @@ impl Epoll {
     }
 }
 
-/// A connection of one request, in the calls of wrk and of nginx: both ends do not wait, and are
-/// registered with epoll.
+/// A connection of one request, with the calls of wrk and of nginx: both ends are non-blocking, and
+/// are registered with epoll.
 ///
-/// Callgrind finds it by its name.
+/// Callgrind finds the function by its name.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn short_connection(epoll: &Epoll, listener: &TcpListener) {
@@ -165,7 +166,7 @@ extern "C" fn short_connection(epoll: &Epoll, listener: &TcpListener) {
     assert_eq!(client.read(&mut bytes).expect("ended"), 0);
 }
 
-/// A socket that does not wait, connected over loopback.
+/// A non-blocking socket, connected over loopback.
 fn connecting(port: u16) -> OwnedFd {
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: the descriptor is new.
@@ -190,7 +191,7 @@ fn connecting(port: u16) -> OwnedFd {
 
 /// # Safety
 ///
-/// `fd` is an error, or a new descriptor that nobody else has.
+/// `fd` is an error, or a new descriptor that no other code has.
 unsafe fn owned(fd: i32) -> OwnedFd {
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
     // SAFETY: as the caller says.

@@ -1,4 +1,4 @@
-//! Many connections between two programs, most of them idle.
+//! Many connections between two programs; most of the connections are idle.
 //!
 //! `crowd server` prints its port and echoes on every connection, in one event loop.
 //! `crowd client PORT COUNT` opens the connections, talks once on each, and then follows
@@ -22,9 +22,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Short messages in one talk: enough for a connection to be worth pairing.
+/// Short messages in one talk: enough for a connection to be paired.
 const MESSAGES: usize = 100;
-/// And one of this size, so that rings grow.
+/// The size of one further message, so that rings grow.
 const BULK_BYTES: usize = 300_000;
 
 fn main() {
@@ -80,7 +80,7 @@ fn member() {
     }
 }
 
-/// Echoes on every connection that comes.
+/// Echoes on every incoming connection.
 fn server(listener: &TcpListener) {
     // SAFETY: no memory is involved.
     let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
@@ -176,7 +176,7 @@ fn client(port: u16, count: usize, bulk_bytes: usize) {
     }
 }
 
-/// The order that lasts until a signal ends it is over.
+/// True when the order that lasts until a signal has ended.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn end_order(_: libc::c_int) {

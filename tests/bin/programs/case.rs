@@ -1,4 +1,4 @@
-//! One case: a shell script that says what it needs and how its stages are run.
+//! One case: a shell script that names its requirements and the way to run its stages.
 
 use std::env;
 use std::fs;
@@ -15,15 +15,16 @@ pub(crate) struct Case {
     pub(crate) file: PathBuf,
     /// One line for the table.
     pub(crate) what: String,
-    /// The user who runs it: root, or one that a package makes. Without one, whoever we are.
+    /// The user who runs the case: root, or a user that a package creates. `None`: the current
+    /// user.
     pub(crate) user: Option<String>,
-    /// Its programs become other users, so the adapter is one for all users.
+    /// The case's programs become other users, so the adapter is one for all users.
     pub(crate) becomes_others: bool,
     needs: Vec<Need>,
     builds: Vec<Build>,
 }
 
-/// A program that a script builds, and of what.
+/// A program that a script builds, and its source.
 #[derive(Debug)]
 struct Build {
     name: String,
@@ -31,7 +32,7 @@ struct Build {
     script: &'static str,
 }
 
-/// The key in a case's head, and the script that builds or gets what stands there.
+/// The key in a case's head, and the script that builds or downloads the program.
 const BUILDERS: [(&str, &str); 5] = [
     ("dotnet", "scripts/dotnet-programs.sh"),
     ("go", "scripts/go-programs.sh"),
@@ -40,7 +41,7 @@ const BUILDERS: [(&str, &str); 5] = [
     ("rust", "scripts/rust-programs.sh"),
 ];
 
-/// A program, or a file, and the Debian package that has it.
+/// A program or a file, and the Debian package that contains it.
 #[derive(Debug)]
 struct Need {
     program: String,
@@ -84,7 +85,7 @@ impl Case {
         })
     }
 
-    /// Why it cannot be run here.
+    /// The reason why the case cannot be run here.
     pub(crate) fn obstacle(&self) -> Option<String> {
         if let Some(need) = self.needs.iter().find(|need| !need.is_there()) {
             let Need { program, package } = need;
@@ -172,7 +173,7 @@ fn stem(file: &Path) -> String {
     stem.to_string_lossy().into_owned()
 }
 
-/// Without what Debian appended to the upstream version.
+/// The version without the suffix that Debian appended to the upstream version.
 fn version(package: &str) -> Option<String> {
     let mut command = Command::new("dpkg-query");
     let output = command

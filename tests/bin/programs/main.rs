@@ -138,7 +138,7 @@ fn row(case: &Case, rounds: usize) -> Row {
     if host[0].success {
         both.push(once(Sides::DIRECT));
         for round in 1..rounds {
-            // Mirrored, so that neither always comes after the other.
+            // In mirrored order, so that neither way always comes after the other.
             if round % 2 == 1 {
                 both.push(once(Sides::DIRECT));
                 host.push(once(Sides::HOST));
@@ -156,7 +156,7 @@ fn row(case: &Case, rounds: usize) -> Row {
     Row::new(case, &host, &both, &one_sided)
 }
 
-/// Says something before the line is complete, where somebody watches.
+/// Prints a part of a line before the line is complete, where a person watches.
 fn progress(text: &str) {
     let mut out = std::io::stdout();
     let dots_only = text == "." || text == " ";

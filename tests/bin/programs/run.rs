@@ -1,4 +1,4 @@
-//! One run of a case: servers, client, and what `toehold status` says meanwhile.
+//! One run of a case: servers, client, and the output of `toehold status` meanwhile.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,35 +16,35 @@ use crate::case::{self, Case};
 
 /// Ports that a case may use: `PORT`, `PORT2`, ...
 const PORTS: usize = 4;
-/// A port that was free may be taken before the server asks for it. Whatever else keeps a server
-/// from coming up is a failure at once.
+/// The number of attempts: a port that was free may be taken before the server asks for it. Any
+/// other reason that keeps a server from starting is a failure at once.
 const STARTS_MAX: usize = 2;
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// How the client ended, and all it wrote to its standard output.
+    /// The client's exit status, and everything that it wrote to its standard output.
     pub(crate) result: String,
     pub(crate) success: bool,
     /// From the client's start to its end.
     pub(crate) took: Duration,
-    /// Its connections, as `toehold status` showed them.
+    /// The case's connections, as `toehold status` showed them.
     pub(crate) seen: Seen,
-    /// Standard errors, for a reader of a failure.
+    /// The standard errors, for a person who reads a failure.
     pub(crate) errors: String,
 }
 
-/// Connections as they were told of while the client ran.
+/// The connections that `toehold status` showed while the client ran.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// The most that were in rings at a time.
+    /// The most connections in rings at one time.
     pub(crate) direct: usize,
-    /// Why others were not, and the most for each reason.
+    /// The reasons why others were not in rings, and the most connections for each reason.
     pub(crate) reasons: BTreeMap<String, usize>,
 }
 
-/// Runs a case once; all that it started is gone afterwards.
+/// Runs a case once; ends everything that it started.
 pub(crate) fn run(case: &Case, sides: Sides) -> Outcome {
     let mut starts = 0;
     loop {
@@ -66,13 +66,13 @@ pub(crate) fn run(case: &Case, sides: Sides) -> Outcome {
     }
 }
 
-/// Whether somebody listens on a port; all that we started is gone.
+/// Whether a program listens on a port; everything that we started has ended.
 fn is_taken(port: &u16) -> bool {
     let bound = TcpListener::bind(("127.0.0.1", *port));
     bound.is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
 }
 
-/// As [`run`]; an error, with what was said, when the server does not come up.
+/// As [`run`]; an error, with the programs' output, when the server does not start.
 fn attempt(case: &Case, sides: Sides, ports: &[u16]) -> Result<Outcome, String> {
     let toehold = toehold(case, sides);
     let stage = |path: Path, name: &str| {
@@ -124,7 +124,7 @@ fn toehold(case: &Case, sides: Sides) -> Toehold {
     }
 }
 
-/// Where a stage works, and what it is told.
+/// The folder in which a stage runs, and its environment.
 fn settle(command: &mut Command, toehold: &Toehold, ports: &[u16]) {
     let (program, library) = toehold.files();
     command
@@ -140,13 +140,13 @@ fn settle(command: &mut Command, toehold: &Toehold, ports: &[u16]) {
         };
         command.env(name, port.to_string());
     }
-    // Cargo's, and no business of the programs under test.
+    // These variables are Cargo's, and must not reach the programs under test.
     command
         .env_remove("LD_LIBRARY_PATH")
         .env("LC_ALL", "C.UTF-8");
 }
 
-/// Waits for a stage that has to succeed.
+/// Waits for a stage that must succeed.
 fn must(mut stage: Running) -> Result<(), String> {
     match stage.wait(TIME_LIMIT) {
         Some(status) if status.success() => Ok(()),
@@ -154,7 +154,7 @@ fn must(mut stage: Running) -> Result<(), String> {
     }
 }
 
-/// Waits for the client and looks, meanwhile, where connections are.
+/// Waits for the client and meanwhile records the state of its connections.
 fn watch(toehold: &Toehold, sides: Sides, client: &mut Running) -> (Seen, Option<ExitStatus>) {
     if !sides.pair_up() {
         return (Seen::default(), client.wait(TIME_LIMIT));
@@ -197,7 +197,7 @@ impl Seen {
     }
 }
 
-/// Daemons leave the process group they were started in: they are children of ours by then (see
+/// Daemons leave the process group in which they were started. By then they are our children (see
 /// `adopt_strays`).
 fn end_strays() {
     loop {
@@ -218,7 +218,7 @@ fn end_strays() {
     }
 }
 
-/// Has orphans among our descendants become our children.
+/// Makes orphans among our descendants our children.
 pub(crate) fn adopt_strays() {
     // SAFETY: takes numbers.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };

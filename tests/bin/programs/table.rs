@@ -10,7 +10,7 @@ use toehold_measure::stats::median;
 use crate::case::Case;
 use crate::run::Outcome;
 
-/// One line.
+/// One line of the table.
 #[derive(Debug)]
 pub(crate) struct Row {
     name: String,
@@ -22,7 +22,7 @@ pub(crate) struct Row {
 #[derive(Debug)]
 enum Came {
     Skipped(String),
-    /// The programs do not work here, on the kernel: nothing can be said of anything else.
+    /// The programs do not work here on the kernel: the other ways cannot be judged.
     Broken(String),
     Differs(String),
     Same(Same),
@@ -86,7 +86,7 @@ impl Row {
         Row::of(
             case,
             Came::Same(Same {
-                // Both ends of a connection are told of.
+                // `toehold status` shows both ends of a connection.
                 direct: both
                     .iter()
                     .map(|run| run.seen.direct)
@@ -109,12 +109,12 @@ impl Row {
         }
     }
 
-    /// Whether the programs did what they do on the kernel, or were not asked to.
+    /// Whether the programs gave the kernel's results, or were not run.
     pub(crate) fn is_well(&self) -> bool {
         matches!(self.came, Came::Skipped(_) | Came::Same(_))
     }
 
-    /// One line on what came of it.
+    /// One line with the result of the case.
     pub(crate) fn verdict(&self) -> String {
         match &self.came {
             Came::Skipped(why) => format!("SKIPPED: {why}"),
@@ -126,7 +126,7 @@ impl Row {
 }
 
 impl Same {
-    /// Where the bytes went while both ends were accelerated.
+    /// The paths of the bytes while both ends were accelerated.
     fn path(&self) -> String {
         let most = self.reasons.iter().max_by_key(|(_, count)| **count);
         match (self.direct, most) {
@@ -137,8 +137,8 @@ impl Same {
         }
     }
 
-    /// The kernel's time, and how many times faster both ends accelerated are: median, least and
-    /// most of the rounds.
+    /// The kernel's time, and the speedup with both ends accelerated: median, least and most of the
+    /// rounds.
     fn times(&self) -> String {
         let (least, ratio, most) = self.ratio();
         let host = median(&self.host);
@@ -158,7 +158,7 @@ impl Same {
     }
 }
 
-/// The table, then what is behind failures and skips.
+/// The table, then the details of failures and skips.
 pub(crate) fn plain(rows: &[Row]) -> String {
     let mut out = String::new();
     for row in rows {
@@ -213,7 +213,7 @@ pub(crate) fn markdown(rows: &[Row], rounds: usize) -> String {
     out
 }
 
-/// Everything.
+/// All data.
 pub(crate) fn json(rows: &[Row], rounds: usize) -> String {
     let row = |row: &Row| -> Value {
         let mut value = json!({"name": row.name, "what": row.what, "versions": row.versions});

@@ -1,7 +1,7 @@
-//! A program of Rust with a C library that makes its system calls past it, by rustix: an echo
-//! server by epoll, a client, and more calls than those of sockets.
+//! A program of Rust that has a C library but makes its system calls past it, by rustix: an echo
+//! server by epoll, a client, and some calls that are not about sockets.
 //!
-//! Prints a line that says what was received, then waits for the end of its input.
+//! Prints a line with the bytes received, then waits for the end of its input.
 
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ fn main() -> io::Result<()> {
     let server = thread::spawn(move || serve(&listener));
     let first = socket(SocketFlags::CLOEXEC)?;
     net::connect(&first, &address)?;
-    // Under another number, as programs pass connections on.
+    // Under another number, as programs do when they pass connections on.
     let client = rustix::io::fcntl_dupfd_cloexec(&first, 20)?;
     drop(first);
     let flags = rustix::io::fcntl_getfd(&client)?;
@@ -52,7 +52,7 @@ fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Echoes whatever one client sends, until it has finished.
+/// Echoes everything that one client sends, until the client has finished.
 fn serve(listener: &OwnedFd) -> io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let client = net::accept_with(listener, flags)?;

@@ -5,14 +5,14 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The counts of one end's bytes sent and received, as its peer's judge will read them.
+/// The counts of one end's bytes sent and received. The test compares them with the peer's.
 pub(crate) struct Ledger(NonNull<[AtomicU64; 2]>);
 
 // SAFETY: the mapping is never unmapped, and atomics may be used from any thread.
 unsafe impl Sync for Ledger {}
 
 impl Ledger {
-    /// Maps the two counters of a file, made when it is not there.
+    /// Maps the two counters of a file; creates the file when it does not exist.
     pub(crate) fn open(path: &str) -> Ledger {
         let file = OpenOptions::new()
             .read(true)
@@ -50,7 +50,8 @@ impl Ledger {
     fn set(&self, index: usize, bytes: u64) {
         // SAFETY: the mapping holds two counters and lives as long as the process.
         let counters = unsafe { self.0.as_ref() };
-        // Relaxed: one counter says nothing about the other, and the judge reads after we are gone.
+        // Relaxed: one counter implies nothing about the other, and the test reads after this
+        // process has ended.
         counters[index].store(bytes, Ordering::Relaxed);
     }
 }

@@ -7,9 +7,9 @@
 //! their sizes, their waiting and their pauses follow from the seed. `serve ADDRESS` and `reach
 //! ADDRESS` do so elsewhere than on the loopback device.
 //!
-//! The ledger is a file of two counters, kept up to date in shared memory: what this end has sent
-//! and what it has received and checked. It outlives a killed process and so tells what its peer
-//! was owed.
+//! The ledger is a file of two counters, kept up to date in shared memory: the bytes that this end
+//! has sent, and the bytes that it has received and checked. The file outlives a killed process and
+//! so shows how many bytes its peer must have received.
 
 mod ledger;
 mod ops;
@@ -76,7 +76,7 @@ fn main() {
     };
     let end = End {
         fd,
-        // Each end's own decisions and its own stream; the peer's follow from the other parity.
+        // Each end has its own seed for decisions and stream; the peer's seed has the other parity.
         seed: 2 * number(seed) + u64::from(listening),
         bytes: number(bytes),
         sends: !one_way || !listening,
@@ -88,8 +88,8 @@ fn main() {
     }
     let right = thread::scope(|scope| {
         if !end.receives {
-            // Not in two threads: a connection moves to shared memory only while no thread is in
-            // a kernel call on it, and the receiving thread would stay in one.
+            // Not in two threads: a connection moves to shared memory only while no thread is in a
+            // kernel call on it, and the receiving thread would stay in such a call.
             println!("{}", end.send());
             let (verdict, right) = end.receive();
             println!("{verdict}");
@@ -104,7 +104,7 @@ fn main() {
 }
 
 impl End {
-    /// Sends this end's stream to its end, then shuts the direction down; says how that went.
+    /// Sends this end's stream to its end, then shuts the direction down; returns a report.
     fn send(&self) -> String {
         if !self.sends {
             return "sent nothing".into();
@@ -131,8 +131,8 @@ impl End {
         format!("sent {sent}, all")
     }
 
-    /// Receives and checks the peer's stream to its end; says how that went, and whether it was
-    /// right.
+    /// Receives and checks the peer's stream to its end; returns a report, and whether the stream
+    /// was right.
     fn receive(&self) -> (String, bool) {
         let pattern = Pattern::new(self.seed ^ 1);
         let mut random = Random::new(self.seed ^ 0xfeed);
@@ -169,7 +169,7 @@ impl End {
     }
 }
 
-/// Now and then, a moment for the other end to go to sleep in.
+/// Pauses at times, so that the other end can go to sleep.
 fn pause(random: &mut Random) {
     match random.below(200) {
         0 => thread::sleep(Duration::from_micros(random.below(2000))),

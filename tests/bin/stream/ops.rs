@@ -28,7 +28,7 @@ impl Waiter {
         }
     }
 
-    /// Returns when the descriptor may be ready, which it need not be.
+    /// Returns when the descriptor may be ready; it need not be.
     fn wait(&self, random: &mut Random) {
         const FOREVER_MS: i32 = 60_000;
         let result = match random.below(5) {
@@ -50,7 +50,8 @@ impl Waiter {
                 .result
             }
             3 => sys::epoll_wait(self.level, 1, FOREVER_MS).0,
-            // Right after a refusal an edge must come; before one, it may have come already.
+            // Right after a refusal an edge must come; before a refusal, the edge may have come
+            // already.
             _ => sys::epoll_wait(self.edge, 1, FOREVER_MS).0,
         };
         assert!(
@@ -105,7 +106,7 @@ impl Receiver {
         }
     }
 
-    /// The bytes that were peeked must be those that are read.
+    /// The bytes of a peek must equal the bytes that are then read.
     fn peek_then_read(&self, bytes: &mut [u8]) -> Ret {
         let peeked = sys::recv(self.fd, bytes, libc::MSG_PEEK);
         if peeked.len() == 0 {
@@ -122,7 +123,7 @@ impl Receiver {
 }
 
 impl Waiter {
-    /// Waits without having been refused: only level-triggered waiting is sure to return.
+    /// Waits without a refusal before: only level-triggered waiting is sure to return.
     fn wait_if_empty(&self, random: &mut Random) {
         if random.below(2) == 0 {
             assert!(
@@ -147,7 +148,7 @@ impl Sender {
         }
     }
 
-    /// How many of `bytes` went, or errno.
+    /// The number of `bytes` that were sent, or errno.
     pub(crate) fn send(&mut self, random: &mut Random, bytes: &[u8]) -> Result<usize, i32> {
         let call = random.below(7);
         if call == 0 {
