@@ -1,5 +1,6 @@
 //! A server and a client of Rust's standard library: echo server PORT | echo client PORT.
-//! The client compares all that comes back, over kept connections and new ones, and prints sums.
+//! The client compares every byte that comes back, over kept connections and new ones, and prints
+//! sums.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 const SIZES: [usize; 6] = [0, 1, 1000, 65_536, 1_000_000, 12_345_678];
 
-/// Bytes that depend on the size alone.
+/// Bytes that depend only on the size.
 fn body(size: usize) -> Vec<u8> {
     (0..size)
         .map(|at| (at * 31 + at / 251 + size) as u8)
@@ -22,7 +23,7 @@ fn sum(bytes: &[u8], start: u64) -> u64 {
     bytes.iter().fold(start, step)
 }
 
-/// Each line has a number, and so many bytes follow: they go back behind the same line.
+/// Each line has a number; that many bytes follow. The server sends the line back, then the bytes.
 fn serve(stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut writer = stream.try_clone()?;
@@ -43,7 +44,7 @@ fn serve(stream: TcpStream) -> io::Result<()> {
     writer.shutdown(Shutdown::Write)
 }
 
-/// Asks so often on one connection; the sum of the answers.
+/// Sends this many requests on one connection; returns the sum of the answers.
 fn ask(port: u16, size: usize, times: usize) -> io::Result<u64> {
     let stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_nodelay(true)?;
@@ -53,7 +54,8 @@ fn ask(port: u16, size: usize, times: usize) -> io::Result<u64> {
     let mut reader = BufReader::new(stream);
     let mut all = 0xcbf2_9ce4_8422_2325;
     for _ in 0..times {
-        // Large bodies fill all buffers both ways: one thread writes while the other reads.
+        // Large bodies fill all buffers in both directions: one thread writes while the other
+        // reads.
         thread::scope(|scope| -> io::Result<()> {
             let write = scope.spawn(|| {
                 writeln!(writer, "{size}")?;

@@ -24,7 +24,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 #[derive(Debug)]
 pub struct Namespace(File);
 
-/// Why there is no namespace, or no interface in it: a sentence.
+/// The reason why there is no namespace, or no interface in it: a sentence.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error(String);
 
@@ -58,7 +58,7 @@ impl Namespace {
             // other code runs in the new network.
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
                 .map_err(|errno| refused(errno.into()))?;
-            // `thread-self` and not `self`: other threads stay where they were.
+            // `thread-self` and not `self`: other threads stay in their namespaces.
             File::open("/proc/thread-self/ns/net").map_err(refused)
         });
         let namespace = Namespace(made.join().expect("the thread does not panic")?);
@@ -78,7 +78,7 @@ impl Namespace {
         other_name: &str,
         options: &str,
     ) -> Result<(), Error> {
-        // `ip` takes a path wherever it takes a name of a namespace, if the path has a slash.
+        // `ip` accepts a path in place of a namespace's name, if the path has a slash.
         let there = other.path();
         self.ip(&format!(
             "link add {name} {options} type veth peer name {other_name} netns {there} {options}"
@@ -101,7 +101,7 @@ impl Namespace {
         command
     }
 
-    /// Has a command run in the namespace. It must be started while this value lives.
+    /// Makes a command run in the namespace. The command must be started while this value lives.
     pub fn hold(&self, command: &mut Command) {
         let namespace = self.0.as_raw_fd();
         // SAFETY: the call between fork and exec takes numbers and makes one system call. The
@@ -115,8 +115,8 @@ impl Namespace {
         }
     }
 
-    /// Words before a command line that run it in the namespace, for those who keep command lines
-    /// as text: nsenter(1), which every Debian has.
+    /// Words before a command line that run it in the namespace, for callers that keep command
+    /// lines as text: nsenter(1), which every Debian has.
     #[must_use]
     pub fn starter(&self) -> [String; 2] {
         ["nsenter".to_owned(), format!("--net={}", self.path())]
@@ -202,7 +202,7 @@ fn enter(namespace: &File) -> rustix::io::Result<()> {
     move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
 }
 
-/// Takes all capabilities but CAP_NET_RAW from the calling thread.
+/// Drops all capabilities but CAP_NET_RAW from the calling thread.
 ///
 /// # Panics
 /// When the kernel refuses that.
