@@ -16,11 +16,11 @@ use crate::{html, plans, runs, table};
 /// A plan by name.
 #[derive(Clone, Debug, Serialize)]
 pub struct Listed {
-    /// The word by which it is run.
+    /// The name by which the user runs the plan.
     pub name: String,
-    /// The question that it answers.
+    /// The question that the plan answers.
     pub about: String,
-    /// About how long a run takes. Experiments within one process take as long as they take.
+    /// The approximate duration of a run. Experiments within one process have no fixed duration.
     pub minutes: Option<f64>,
 }
 
@@ -40,14 +40,14 @@ pub fn list() -> Vec<Listed> {
     files.chain(others).collect()
 }
 
-/// An experiment of a paper, and its place here.
+/// An experiment of a paper, and its counterpart here.
 #[derive(Clone, Debug, Serialize)]
 pub struct Entry {
     /// The experiment's name.
     pub id: String,
     /// The paper: title, authors, where it was published.
     pub source: String,
-    /// Where in the paper.
+    /// The place in the paper.
     pub figure: String,
     /// The plans that repeat the experiment, or the reason why it is missing.
     pub place: String,
@@ -85,14 +85,14 @@ pub fn catalogue() -> Vec<Entry> {
     .collect()
 }
 
-/// A run that is asked for.
+/// A run that the user asked for.
 #[derive(Clone, Debug)]
 pub struct RunRequest {
     /// The plan's name.
     pub plan: String,
     /// Prints the report as JSON.
     pub json: bool,
-    /// Writes the report there.
+    /// Writes the report to this file.
     pub out: Option<PathBuf>,
     /// Fewer rounds and points.
     pub quick: bool,
@@ -132,7 +132,7 @@ pub fn run_plan(request: &RunRequest) -> Result<(), LabError> {
     } else {
         table::render(&report, &figures)
     };
-    // The report is saved, too, where it cannot be printed.
+    // The report is saved even if it cannot be printed.
     let printed = put(text);
     let Some(folder) = &request.out else {
         return printed;
@@ -145,7 +145,7 @@ pub fn run_plan(request: &RunRequest) -> Result<(), LabError> {
             ))
         })?;
     if let Some(kept) = kept {
-        // The report has all of it.
+        // The report contains all of it.
         let _ = fs::remove_file(kept);
     }
     tell_line(format!("the report with plots is {}", page.display()));

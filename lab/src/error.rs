@@ -1,4 +1,4 @@
-//! How the lab refuses: one sentence for the person.
+//! The lab's refusals: one sentence for the user.
 
 use toehold_measure::output;
 
@@ -13,7 +13,7 @@ pub(crate) fn put(text: impl AsRef<[u8]>) -> Result<(), LabError> {
 pub struct LabError {
     /// One sentence.
     pub sentence: String,
-    /// It asked for something that cannot be.
+    /// The user asked for something impossible.
     pub is_usage: bool,
 }
 

@@ -14,10 +14,10 @@ pub trait Plan {
     /// The question of the experiment, in one sentence.
     fn about(&self) -> &'static str;
 
-    /// The experiment it repeats, as the published data names it.
+    /// The experiment that this one repeats, as the published data names it.
     fn published_as(&self) -> Option<&'static str>;
 
-    /// Everything it can measure. A quick run may leave out points but no series.
+    /// All cases that it can measure. A quick run may leave out points but no series.
     fn cases(&self, quick: bool) -> Vec<Case>;
 
     /// Takes one sample of a case: one value for each of its metrics.
@@ -49,11 +49,11 @@ pub trait Plan {
 /// One case to measure: a point of a series, in a group of related series.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Case {
-    /// Which part of the experiment.
+    /// The part of the experiment.
     pub group: &'static str,
     /// The compared engine or system.
     pub series: String,
-    /// Where on the group's axis.
+    /// The position on the group's axis.
     pub x: f64,
 }
 
@@ -75,7 +75,7 @@ pub struct Reading {
     pub metric: &'static str,
     /// Its unit.
     pub unit: &'static str,
-    /// How much.
+    /// The amount.
     pub value: f64,
 }
 

@@ -5,12 +5,12 @@ use serde::{Deserialize, Serialize};
 /// One published result.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
 pub struct Published {
-    /// Its number in the data file.
+    /// The result's number in the data file.
     pub id: String,
-    /// The experiment it belongs to.
+    /// The experiment that the result belongs to.
     #[serde(default)]
     pub experiment: String,
-    /// Where in the paper.
+    /// The place in the paper.
     #[serde(default)]
     pub figure: String,
     /// The systems that were compared.
@@ -24,7 +24,7 @@ pub struct Published {
     pub unit: String,
     /// A number, a list, or a short text.
     pub value: Value,
-    /// Under which conditions.
+    /// The conditions of the measurement.
     #[serde(default)]
     pub conditions: String,
     /// A measurement, a claim, an ordering...
@@ -113,7 +113,7 @@ pub struct Experiment {
     pub id: String,
     /// [`Source::id`].
     pub source: String,
-    /// Where in the paper.
+    /// The place in the paper.
     pub figure: String,
     /// The workload that was measured.
     pub workload: String,

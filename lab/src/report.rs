@@ -13,9 +13,9 @@ pub struct Report {
     pub plan: &'static str,
     /// The question that the plan answers.
     pub about: &'static str,
-    /// The form of this report; changes when a reader would have to.
+    /// The form of this report; it changes when readers must change.
     pub schema: &'static str,
-    /// Where and when.
+    /// The machine and the time.
     pub environment: Environment,
     /// Rounds that were taken.
     pub rounds: usize,
@@ -29,14 +29,14 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
-/// Something that was to be shown.
+/// An aim of the experiment, and its result.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Claim {
     /// The aim.
     pub wanted: String,
     /// The result.
     pub found: String,
-    /// Whether the aim wanted that.
+    /// Whether the result meets the aim.
     pub verdict: ClaimStatus,
 }
 
@@ -44,11 +44,11 @@ pub struct Claim {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClaimStatus {
-    /// It is reached, interval and all.
+    /// The aim is reached by the whole interval.
     Holds,
-    /// The samples cannot tell.
+    /// The samples do not decide.
     Undecided,
-    /// It is missed, or was not measured.
+    /// The aim is missed, or was not measured.
     Missed,
 }
 
@@ -66,11 +66,11 @@ impl ClaimStatus {
 /// One metric of one case.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Which part of the experiment.
+    /// The part of the experiment.
     pub group: &'static str,
     /// The measured engine or system.
     pub series: String,
-    /// Where on the group's axis.
+    /// The position on the group's axis.
     pub x: f64,
     /// The metric.
     pub metric: String,

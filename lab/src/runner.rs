@@ -22,7 +22,7 @@ pub struct Options {
     pub rounds: usize,
     /// Fewer points.
     pub quick: bool,
-    /// Decides the order of the cases.
+    /// The seed of the order of the cases.
     pub seed: u64,
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn run(
         .and_then(|file| Progress::load(file, plan.name(), options))
         .unwrap_or_else(|| Progress::new(plan.name(), options));
     for round in state.rounds_done..rounds {
-        // Resumed rounds have the order that they would have had.
+        // Resumed rounds have the order that an uninterrupted run would have had.
         let mut order: Vec<usize> = (0..cases.len()).collect();
         Rng::new(options.seed.wrapping_add(round as u64)).shuffle(&mut order);
         for at in order {
@@ -146,7 +146,7 @@ impl Progress {
         }
     }
 
-    /// Nothing where the file is missing, or of another run.
+    /// `None` if the file is missing, or belongs to another run.
     fn load(file: &Path, plan: &str, options: Options) -> Option<Progress> {
         let state: Progress = serde_json::from_str(&fs::read_to_string(file).ok()?).ok()?;
         let is_one = state.schema == SCHEMA && state.plan == plan;
@@ -154,7 +154,7 @@ impl Progress {
         (is_one && is_alike).then_some(state)
     }
 
-    /// Writes the file beside the old one, then over it: a full disk leaves the old one.
+    /// Writes a new file, then renames it over the old one: a full disk leaves the old file.
     fn save(&self, file: &Path) -> Result<(), LabError> {
         let write = || -> std::io::Result<()> {
             if let Some(folder) = file.parent() {
@@ -315,12 +315,12 @@ mod tests {
         };
         let mut plan = Counting { taken: Vec::new() };
         run(&mut plan, of(2), Some(&file), |_, _| ()).expect("room");
-        // A second process: it has taken no sample.
+        // A second process, which has taken no sample.
         let mut plan = Counting { taken: Vec::new() };
         let report = run(&mut plan, of(5), Some(&file), |_, _| ()).expect("room");
         assert_eq!((report.rounds, plan.taken.len()), (5, 9));
         assert_eq!(report.rows[0].samples.len(), 5);
-        // A failure of the first process is told by the second one.
+        // The second process reports a failure of the first one.
         assert!(report.notes.contains(&"all, s1, 1: gone".to_owned()));
         let other = Options { seed: 2, ..of(1) };
         let mut plan = Counting { taken: Vec::new() };

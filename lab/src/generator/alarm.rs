@@ -1,4 +1,4 @@
-//! Waits that end at a moment: epoll_wait(2) counts in milliseconds.
+//! Waits with a precise end: epoll_wait(2) counts in milliseconds.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -41,7 +41,7 @@ impl Alarm {
         self.epoll.as_raw_fd()
     }
 
-    /// The events of others, for which it waits at most until `until`.
+    /// The events of other descriptors; waits at most until `until`.
     pub(super) fn wait<'a>(
         &mut self,
         events: &'a mut [libc::epoll_event; EVENTS],

@@ -37,7 +37,7 @@ pub fn run(load: &Load) -> Result<Outcome, String> {
     totals.outcome(load)
 }
 
-/// Memory that both threads use, and the positions that say who may.
+/// Memory that both threads use, and the positions that say which thread may access it.
 struct Shared {
     memory: *mut u8,
     tail: Position,
@@ -77,7 +77,7 @@ impl Shared {
             }
             turns += 1;
             if turns.is_multiple_of(TURNS_BEFORE_YIELD) {
-                // On one core the other side would not run at all.
+                // On one core the other side would never run.
                 thread::yield_now();
             }
             std::hint::spin_loop();

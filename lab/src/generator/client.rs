@@ -109,7 +109,7 @@ fn one_stream(
         let seen = streams::drain(stream, header, |bytes| {
             counted.store(bytes, Ordering::Relaxed)
         })?;
-        // Its source sends whole messages.
+        // The server's source sends whole messages.
         streams::verify(
             header,
             seen.bytes - seen.bytes % header.message as u64,

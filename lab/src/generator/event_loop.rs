@@ -9,7 +9,7 @@ use std::thread;
 use super::socket::{Stream, check};
 use super::wire::{self, Header};
 
-/// The thread's side that others may use.
+/// The side of the thread that other threads may use.
 pub(super) struct EventLoop {
     epoll: OwnedFd,
     connections: Mutex<HashMap<RawFd, Connection>>,

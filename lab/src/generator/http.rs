@@ -170,12 +170,12 @@ struct Head {
     bytes: usize,
     /// The length of the body.
     body: usize,
-    /// Whether the server closes the connection after it.
+    /// Whether the server closes the connection after the response.
     closes: bool,
 }
 
 impl Head {
-    /// Nothing while its end has not arrived.
+    /// `None` while the end of the head has not arrived.
     fn parse(bytes: &[u8]) -> io::Result<Option<Head>> {
         let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
             if bytes.len() > HEAD_BYTES_MAX {
@@ -250,15 +250,15 @@ impl Choice {
 
 struct Connection {
     stream: Stream,
-    /// The request in flight: its path, and when it was due.
+    /// The request in flight: its path, and the time at which it was due.
     now: Option<(usize, Instant)>,
     unsent: usize,
     /// The part of the response head that has arrived.
     head: Vec<u8>,
-    /// Of the body: bytes that were seen, once the head is complete.
+    /// The bytes of the body received so far, once the head is complete.
     body: Option<usize>,
     closes: bool,
-    /// Whether it has carried a response.
+    /// Whether the connection has carried a response.
     is_kept: bool,
 }
 
@@ -286,7 +286,7 @@ impl Connection {
             match self.stream.write(&request[request.len() - self.unsent..]) {
                 Ok(count) => self.unsent -= count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // The next read tells that the server has closed it.
+                // The next read reports that the server has closed the connection.
                 Err(_) if self.is_kept => break,
                 Err(error) => return Err(error),
             }
@@ -294,7 +294,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes bytes of a response; whether it is complete.
+    /// Takes bytes of a response; returns whether the response is complete.
     fn accept(&mut self, mut bytes: &[u8], sources: &[Source]) -> io::Result<bool> {
         let Some((path, _)) = self.now else {
             return Err(io::Error::other("a server sent something unasked"));
@@ -332,7 +332,7 @@ struct Client<'a> {
     idle: Vec<usize>,
     /// Requests that are due and wait for a connection.
     waiting: VecDeque<Instant>,
-    /// When browsers that think will ask again.
+    /// The times at which thinking browsers send their next requests.
     thinking: BinaryHeap<Reverse<Instant>>,
     think: f64,
     is_closed: bool,
@@ -472,7 +472,7 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// Takes responses until `until`, or until there were some.
+    /// Takes responses until `until`, or until some have arrived.
     fn receive(&mut self, until: Instant) -> io::Result<()> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         for event in self.alarm.wait(&mut events, until)? {
@@ -503,7 +503,7 @@ impl<'a> Client<'a> {
             connection.head.clear();
             connection.body = None;
             connection.is_kept = true;
-            // An open loop's requests belong to when they were due.
+            // A request of an open loop counts from the time at which it was due.
             let is_counted = if self.is_closed {
                 now >= self.begin && now < self.end
             } else {
@@ -526,7 +526,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// The server has closed a connection: another takes its place, and its request.
+    /// The server has closed a connection: a new connection takes over its place and its request.
     fn replace(&mut self, at: usize) -> io::Result<()> {
         let mut connection = Connection::new(self.address)?;
         connection.now = self.connections[at].now;
@@ -548,7 +548,7 @@ impl<'a> Client<'a> {
 const READ_BYTES: usize = 64 << 10;
 const HEAD_BYTES_MAX: usize = 16 << 10;
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long late responses of an open loop are waited for.
+/// The time for which an open loop waits for late responses.
 const GRACE: Duration = Duration::from_secs(1);
 /// Longest mean of a pause, in seconds.
 const THINK_MAX: f64 = 3600.0;

@@ -35,7 +35,7 @@ pub(crate) use requests::PRIOR_TIMEOUT;
 pub use server::Server;
 pub use socket::Address;
 
-/// The traffic pattern: which end sends, how much, and when.
+/// The traffic pattern: the sending end, the amount, and the times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
@@ -74,7 +74,7 @@ impl Pattern {
         ("newcomers", Pattern::Newcomers),
     ];
 
-    /// Whether its connections end before they could move, and each counts for itself.
+    /// Whether its connections end before they could move, so that each counts by itself.
     pub fn is_short(self) -> bool {
         matches!(self, Pattern::Connect | Pattern::Empty | Pattern::Newcomers)
     }
@@ -86,7 +86,7 @@ impl Pattern {
     }
 }
 
-/// When the requests of an open loop are due.
+/// The times at which requests of an open loop are due.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arrivals {
@@ -112,7 +112,7 @@ pub struct Load {
     pub seconds: f64,
     /// Seconds of warm-up before the measured seconds.
     pub warmup: f64,
-    /// Waits by asking again and again, at both ends; else sleeps in the kernel.
+    /// Waits by polling, at both ends; otherwise sleeps in the kernel.
     pub polling: bool,
     /// The sender writes every message anew, and the receiver adds up its bytes.
     pub touch: bool,
@@ -122,7 +122,7 @@ pub struct Load {
     pub socket_buffer: Option<usize>,
     /// Requests in a second, of all connections: an open loop.
     pub rate: Option<f64>,
-    /// When they are due.
+    /// The times at which they are due.
     pub arrivals: Arrivals,
     /// Requests that each connection makes before the warm-up: then it has been in use.
     #[serde(default)]
@@ -131,7 +131,8 @@ pub struct Load {
     /// open and idle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active: Option<usize>,
-    /// Where the client waits before its warm-up, and again before it closes its connections.
+    /// The gate at which the client waits before its warm-up, and again before it closes its
+    /// connections.
     #[serde(skip)]
     pub gate: Option<Gate>,
 }
@@ -247,7 +248,7 @@ pub struct Outcome {
     /// before the first was opened. Only for the pattern `requests`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<i64>,
-    /// A digest of the responses, where the client knows them: the same bytes have the same digest.
+    /// A digest of the responses, where the client can compute one: equal bytes have equal digests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
     /// Costs of the programs of an application, or of client, server and adapter, which the lab
@@ -291,7 +292,7 @@ pub struct TierCost {
     /// The average number of busy cores: for an application from the client's start to its end, for
     /// others during the measurement.
     pub cores: f64,
-    /// Its memory at the end of the load, where it was asked for.
+    /// Its memory at the end of the load, if the plan asks for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ProcessMemory>,
 }
@@ -320,7 +321,7 @@ pub struct Latency {
     pub max: u64,
     /// The mean.
     pub mean: f64,
-    /// The whole histogram (three digits): values, each with how often it was met.
+    /// The whole histogram (three digits): values, each with its count.
     pub histogram: Vec<(u64, u64)>,
 }
 

@@ -121,9 +121,9 @@ impl Newcomer {
 }
 
 /// The most new clients per second. Each client closes first, so its port is in TIME_WAIT, and
-/// Linux uses the port again after a second (`tcp_tw_reuse`). Of the usual range `connect` takes
-/// every second port: 14,116. When all of them are in TIME_WAIT, it tries each in vain before it
-/// takes one of the others: 0.3 to 0.5 ms for each client.
+/// Linux uses the port again after a second (`tcp_tw_reuse`). `connect` uses every second port of
+/// the usual range: 14,116 ports. When all of them are in TIME_WAIT, it tries each of them in vain
+/// before it takes one of the other ports: that costs 0.3 to 0.5 ms for each client.
 const RATE_MAX: f64 = 10_000.0;
 const TIMEOUT: Duration = Duration::from_secs(25);
 const WAIT_MILLIS: libc::c_int = 100;

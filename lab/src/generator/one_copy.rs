@@ -57,9 +57,9 @@ pub fn run(load: &Load) -> Result<Outcome, String> {
 /// Words that both processes see.
 #[repr(C)]
 struct Control {
-    /// Messages that the one side has made ready.
+    /// Messages that the sender has made ready.
     announced: Position,
-    /// Messages that the other side has taken.
+    /// Messages that the receiver has taken.
     taken: Position,
     is_over: AtomicBool,
 }
@@ -69,7 +69,7 @@ struct Control {
 struct Position(AtomicU64);
 
 impl Control {
-    /// Waits until the position has reached `turn`; false when it is all over.
+    /// Waits until the position has reached `turn`; false when the run is over.
     fn reach(&self, position: &Position, turn: u64, mut is_alive: impl FnMut() -> bool) -> bool {
         let mut turns = 0u32;
         // Acquire pairs with the Release that published the position.
@@ -79,7 +79,7 @@ impl Control {
             }
             turns += 1;
             if turns.is_multiple_of(TURNS_BEFORE_YIELD) {
-                // On one core the other side would not run at all.
+                // On one core the other side would never run.
                 thread::yield_now();
                 if !is_alive() {
                     return false;
@@ -154,7 +154,7 @@ impl Child {
         }
     }
 
-    /// Whether the child still runs. It stays to be waited for.
+    /// Whether the child still runs. The child is not reaped here.
     fn is_alive(&self) -> bool {
         // SAFETY: zeros are a valid siginfo_t.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -268,7 +268,7 @@ fn stream(load: &Load, core: usize) -> io::Result<Totals> {
     })
 }
 
-/// A message into the child's memory, and one out of it; latency is half of both.
+/// A message into the child's memory, and a message out of it; the latency is half of both.
 fn ping_pong(load: &Load, core: usize) -> io::Result<Totals> {
     let (there, back) = (load.message, load.response_bytes());
     let shared = Shared::new()?;

@@ -1,4 +1,4 @@
-//! A message there, a message back: by one thread for each stream.
+//! A message to the server, and a message back: one thread for each stream.
 
 use std::io;
 use std::sync::Barrier;

@@ -34,7 +34,7 @@ pub struct Polling {
 /// measured.
 pub fn run(polling: &Polling) -> Result<Outcome, String> {
     let mut load = polling.load.clone();
-    // A rate belongs to requests; here each is a round.
+    // A rate usually counts requests; here each round is a request.
     load.pattern = Pattern::Requests;
     load.check()?;
     let mut digest = Digest::default();

@@ -93,8 +93,9 @@ fn pass(load: &Load) -> io::Result<()> {
     load.gate.as_ref().map_or(Ok(()), Gate::pass)
 }
 
-/// Asks again and again, one request after the other, each when it is due where the load has a
-/// rate. `ask` returns the bytes of an answer. A latency counts from when its request was due.
+/// Sends one request after the other, each at the time at which it is due if the load has a rate.
+/// `ask` returns the bytes of an answer. A latency counts from the time at which its request was
+/// due.
 pub(super) fn one_by_one<E>(
     load: &Load,
     mut ask: impl FnMut() -> Result<u64, E>,
@@ -133,7 +134,7 @@ pub(super) fn one_by_one<E>(
     })
 }
 
-/// When the next request is due.
+/// The time at which the next request is due.
 pub(super) struct Due {
     pub(super) next: Instant,
     mean: f64,
@@ -215,7 +216,7 @@ impl Loop {
                 waits_for_room: false,
             });
         }
-        // One request after the other: where a send was cut, the rest follows.
+        // One request after the other: if a send was cut, the rest follows.
         let mut request = vec![0; load.message];
         wire::fill(&mut request);
         let now = Instant::now();
@@ -303,7 +304,7 @@ impl Loop {
         Ok(())
     }
 
-    /// Takes responses until `until`, or until there were some.
+    /// Takes responses until `until`, or until some have arrived.
     fn receive(&mut self, until: Instant, polling: bool) -> io::Result<()> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         // A polling client does not sleep.

@@ -14,16 +14,16 @@ use super::wire::{self, HEADER_BYTES, Header, Job};
 
 /// A listening server.
 pub struct Server {
-    /// One for each of its addresses.
+    /// One listener for each of its addresses.
     listeners: Vec<Listener>,
 }
 
 impl Server {
-    /// Listens.
+    /// Listens at an address.
     ///
     /// # Errors
     ///
-    /// A sentence, when the address cannot be had.
+    /// A sentence, when the address is not available.
     pub fn bind(address: &Address) -> Result<Server, String> {
         raise_descriptor_limit();
         let each = match address {
@@ -38,7 +38,7 @@ impl Server {
         })
     }
 
-    /// The address on which it listens; the first one if there are several.
+    /// The address on which the server listens; the first one if there are several.
     ///
     /// # Errors
     ///
@@ -108,7 +108,7 @@ fn begin(stream: Stream, event_loop: &Arc<EventLoop>) {
         return;
     };
     if header.job == Job::Connect {
-        // The client measures; a failure here is its error there.
+        // The client measures; a failure here shows as the client's error.
         let _ = stream.write_all(&[1]);
         return;
     }
@@ -117,7 +117,7 @@ fn begin(stream: Stream, event_loop: &Arc<EventLoop>) {
         return;
     }
     let builder = thread::Builder::new().stack_size(STACK_BYTES);
-    // Without a thread the connection ends, which its client sees.
+    // Without a thread the connection ends, and its client sees the end.
     let _ = builder.spawn(move || serve(&stream, &header));
 }
 
@@ -142,7 +142,7 @@ fn header_of(stream: &Stream) -> Option<Header> {
     Some(header)
 }
 
-/// Serves one connection to its end. An error ends the connection; its client says why.
+/// Serves one connection to its end. An error ends the connection; its client reports the reason.
 fn serve(stream: &Stream, header: &Header) -> io::Result<()> {
     if header.polling {
         stream.set_nonblocking()?;
@@ -179,5 +179,5 @@ fn echo(stream: &Stream, header: &Header) -> io::Result<()> {
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Enough for what a connection's thread does, and little enough for thousands.
+/// Enough for the thread of a connection, and little enough for thousands of threads.
 const STACK_BYTES: usize = 128 << 10;

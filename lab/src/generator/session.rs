@@ -20,7 +20,7 @@ pub(super) struct Totals {
     pub(super) bytes: u64,
     pub(super) unanswered: u64,
     pub(super) latencies: Option<Latencies>,
-    /// Of all cores, and of soft interrupts.
+    /// The CPU time of all cores, and of soft interrupts.
     pub(super) cpu: Option<(f64, f64)>,
     /// Bytes.
     pub(super) memory: Option<i64>,
@@ -71,7 +71,7 @@ impl Totals {
 pub(super) struct Span(Option<HostTimes>);
 
 impl Span {
-    /// Begins when the warm-up is over.
+    /// Begins the span when the warm-up is over.
     pub(super) fn after(warmup: f64) -> Span {
         thread::sleep(seconds(warmup));
         Span::now()
@@ -88,7 +88,7 @@ impl Span {
     }
 }
 
-/// When measuring begins and ends, of a load that starts at `start`.
+/// The times at which measuring begins and ends, for a load that starts at `start`.
 pub(super) fn measured(load: &Load, start: Instant) -> (Instant, Instant) {
     let begin = start + seconds(load.warmup);
     (begin, begin + seconds(load.seconds))

@@ -144,7 +144,7 @@ impl Stream {
         Ok(Stream(stream.into()))
     }
 
-    /// How long a blocking read may wait; `None` means without limit.
+    /// The time for which a blocking read may wait; `None` means without limit.
     pub(super) fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         let timeout = timeout.unwrap_or(Duration::ZERO);
         let value = libc::timeval {
@@ -193,7 +193,7 @@ impl Stream {
         self.receive(into, 0)
     }
 
-    /// Some bytes that are there; it never waits.
+    /// Some of the available bytes; never waits.
     pub(super) fn read_now(&self, into: &mut [u8]) -> io::Result<usize> {
         self.receive(into, libc::MSG_DONTWAIT)
     }
@@ -204,7 +204,7 @@ impl Stream {
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Waits for bytes, or the stream's end, until then.
+    /// Waits until `until` for bytes or the stream's end.
     pub(super) fn wait_for_bytes(&self, until: Instant) -> io::Result<()> {
         let left = until.saturating_duration_since(Instant::now());
         let mut wanted = libc::pollfd {
@@ -275,7 +275,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Says that nothing more will be sent.
+    /// Ends the sending direction.
     pub(super) fn finish(&self) -> io::Result<()> {
         // SAFETY: shutdown takes integers.
         check(unsafe { libc::shutdown(self.fd(), libc::SHUT_WR) })
@@ -286,7 +286,7 @@ impl Stream {
     }
 }
 
-/// A stream that polls is told "not yet" and asks again at once.
+/// A polling stream gets the error "not yet" and tries again at once.
 fn again(error: io::Error) -> io::Result<()> {
     match error.kind() {
         io::ErrorKind::Interrupted => Ok(()),

@@ -66,7 +66,7 @@ pub(super) fn drain(
     }
 }
 
-/// Reads to the end and says how much that was.
+/// Reads to the end and returns the number of bytes.
 pub(super) fn sink(stream: &Stream, header: &Header) -> io::Result<()> {
     let seen = drain(stream, header, |_| ())?;
     stream.write_all(&seen.encode())

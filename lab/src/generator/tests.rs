@@ -20,8 +20,8 @@ fn load(pattern: Pattern) -> Load {
     }
 }
 
-/// The outcome of a load, which lasts longer each time until an operation falls into it: a busy
-/// host may give the first ones no time at all.
+/// The outcome of a load. The load lasts longer each time until an operation falls into it: a busy
+/// host may give the first loads no time at all.
 fn with_operations(
     mut load: Load,
     run: impl Fn(&Load) -> Result<Outcome, String>,
@@ -48,7 +48,7 @@ fn a_load_without_a_completed_operation_is_no_result() {
             thread::spawn(move || {
                 let mut first = [0; 32 + 64];
                 stream.read_exact(&mut first[..32])?;
-                // Connections of the pattern connect send nothing else.
+                // Connections of the pattern `connect` send no other byte.
                 if first[4] == 0 {
                     stream.read_exact(&mut first[32..])?;
                 }
@@ -66,7 +66,7 @@ fn a_load_without_a_completed_operation_is_no_result() {
         let why = run(&address, &load(pattern)).expect_err(name);
         assert!(why.contains(NOTHING), "{name}: {why}");
     }
-    // Requests that were due and not answered are a measurement.
+    // Requests that were due and not answered still count as a measurement.
     let open = Load {
         rate: Some(1000.0),
         seconds: 0.05,
@@ -130,7 +130,7 @@ fn an_open_loop_counts_what_was_due() {
             arrivals,
             streams: 4,
             seconds: 0.2,
-            // They are not among the counted ones.
+            // They are not among the counted requests.
             prior: 5,
             ..load(Pattern::Requests)
         };
@@ -202,7 +202,7 @@ fn a_client_at_the_gate_goes_on_when_it_is_let_through() {
     let address = server("127.0.0.1:0");
     let load = Load {
         gate: Some(Gate(path)),
-        // Requests that are due count, however busy the host is.
+        // Requests that are due count, even on a busy host.
         rate: Some(1000.0),
         ..load(Pattern::Requests)
     };
@@ -343,7 +343,7 @@ fn a_stranger_on_the_port_is_left_alone() {
         .write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         .expect("sent");
     let mut answer = Vec::new();
-    // A reset is as good an end as any.
+    // A reset counts as an end, too.
     let _ = stranger.read_to_end(&mut answer);
     assert!(answer.is_empty());
     let outcome = with_operations(load(Pattern::PingPong), |load| run(&address, load));

@@ -33,7 +33,7 @@ pub(super) struct Header {
     pub(super) response: usize,
     /// Zero: the kernel's choice.
     pub(super) socket_buffer: usize,
-    /// How long a source sends.
+    /// The time for which a source sends.
     pub(super) millis: u32,
 }
 
@@ -133,7 +133,7 @@ pub(super) fn fill(message: &mut [u8]) {
     }
 }
 
-/// The sum of bytes, wherever they were cut.
+/// The sum of bytes, independent of the boundaries between reads.
 pub(super) fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().map(|&byte| u64::from(byte)).sum()
 }

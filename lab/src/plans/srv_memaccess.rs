@@ -43,7 +43,7 @@ impl Plan for SrvMemaccess {
     fn sample(&mut self, case: &Case) -> Result<Vec<Reading>, String> {
         let chain = chain(case.x as usize / LINE_BYTES);
         let loads = LOADS.max(chain.len());
-        // Once around: the buffer is where it will be.
+        // One pass over the buffer first, so that the caches hold it as they will.
         black_box(walk(&chain, chain.len()));
         let start = Instant::now();
         black_box(walk(&chain, loads));
@@ -86,7 +86,7 @@ impl Plan for SrvMemaccess {
             "main memory time" => (1u64 << BITS_MAX) as f64,
             _ => return None,
         };
-        // The largest buffer that surely fits.
+        // The largest buffer that certainly fits.
         let rows = report.rows_of(GROUP, METRIC).filter(|row| row.x <= size);
         let row = rows.max_by(|a, b| a.x.total_cmp(&b.x))?;
         let (time, buffer) = (number(row.median, false), number(row.x, true));
@@ -130,7 +130,7 @@ const LINE_BYTES: usize = size_of::<Link>();
 /// From 4 KB to 128 MB.
 const BITS_MIN: u32 = 12;
 const BITS_MAX: u32 = 27;
-/// Loads of a sample at least: some milliseconds.
+/// The least number of loads in a sample: they take some milliseconds.
 const LOADS: usize = 1 << 20;
 
 const _: () = assert!(LINE_BYTES == 64);

@@ -65,7 +65,7 @@ pub struct Tier {
     pub needs: Vec<String>,
     /// Its command; it must stay in the foreground.
     pub command: String,
-    /// How many of it run: a number, or `{x}`.
+    /// The number of servers that run: a number, or `{x}`.
     pub count: Option<String>,
     /// When it can be used, as `toehold compare --ready` takes it; when it listens on its port
     /// unless told.
@@ -73,7 +73,7 @@ pub struct Tier {
     /// Its settings: files that are written before it starts.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
-    /// Whether it always runs on the kernel: it is part of the surroundings, and not compared.
+    /// Whether the server always runs on the kernel: then it is not compared.
     #[serde(default)]
     pub plain: bool,
 }

@@ -13,11 +13,11 @@ use super::tool::Tool;
 pub struct Arm {
     /// Its name in the report.
     pub name: String,
-    /// How its bytes travel.
+    /// The path of its bytes.
     pub path: ArmPath,
     /// Another path of the server's, for a control: an accelerated client without a partner.
     pub server_path: Option<ArmPath>,
-    /// How accelerated programs wait.
+    /// The way in which accelerated programs wait.
     #[serde(default)]
     pub wait: Wait,
     /// Whether short connections of accelerated programs use carriers again.
@@ -42,10 +42,10 @@ pub struct Arm {
     pub lso: Option<bool>,
     /// Whether the link joins segments for the receiver (GRO). It does unless told.
     pub lro: Option<bool>,
-    /// Settings of the engine, by the names that toehold-engine(5) has for them.
+    /// Settings of the engine, by their names in toehold-engine(5).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub engine: BTreeMap<String, String>,
-    /// The arm that it is compared with, where that is not the base.
+    /// The arm with which this one is compared, if not the base.
     pub against: Option<String>,
     /// A negative control: it must not differ from the arm it is compared with.
     #[serde(default)]
@@ -153,7 +153,7 @@ impl Arm {
     }
 }
 
-/// How an arm's bytes travel.
+/// The path of an arm's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ArmPath {
@@ -171,11 +171,11 @@ pub enum ArmPath {
     OneCopy,
 }
 
-/// How accelerated programs wait.
+/// The way in which accelerated programs wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wait {
-    /// Spin while that pays.
+    /// Spin while that saves time.
     #[default]
     Adaptive,
     /// Spin always.
@@ -199,7 +199,7 @@ pub enum Family {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Link {
-    /// Nothing: one namespace.
+    /// No link: one namespace.
     #[default]
     Loopback,
     /// Two kernels with a pair of virtual interfaces.

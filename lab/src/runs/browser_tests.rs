@@ -17,11 +17,11 @@ use crate::{Options, html, plans, runner};
 struct Found {
     /// Width of the window, in CSS pixels.
     width: f64,
-    /// How much wider the page is.
+    /// The number of pixels by which the page is wider than the window.
     overflow: f64,
-    /// Tables that are wider than their place, which paper cannot scroll.
+    /// Tables that are wider than their container; on paper they cannot be scrolled.
     cut: Vec<String>,
-    /// Whether the dark theme is asked for.
+    /// Whether the page is shown in the dark theme.
     is_dark: bool,
     /// The smallest letters of a drawing, in CSS pixels as they are shown.
     letters: f64,
@@ -103,7 +103,7 @@ fn the_browser_sees_faults() {
 fn pages() -> Vec<(String, String, Option<String>)> {
     let mut pages = Vec::new();
     let mut records = Vec::new();
-    // One without a factor, one with lines, one with long names and published points.
+    // One run without a factor, one with lines, and one with long names and published points.
     for name in ["quick", "toe-latency", "ipoib-offloads"] {
         let plan = known().into_iter().find(|plan| plan.name == name);
         let plan = plan.unwrap_or_else(|| panic!("there is no plan {name}"));

@@ -117,11 +117,11 @@ struct Scene {
     network: Option<Network>,
     /// The sockmap or the reason why there is none; `None` if no arm needs it.
     sockmap: Option<Result<Sockmap, String>>,
-    /// Why one-copy transfer is not available.
+    /// The reason why one-copy transfer is not available.
     one_copy: Option<String>,
     scratch: Scratch,
     placement: Placement,
-    /// Applications that cannot be here.
+    /// Applications that are not possible here.
     absent: Vec<String>,
     /// Descriptors that a process may have.
     descriptors: usize,
@@ -129,7 +129,7 @@ struct Scene {
     counting: Counting,
     /// System calls of the last client and of the last server.
     calls: Mutex<(Option<u64>, Option<u64>)>,
-    /// Ends the tiers of an application should this process be killed; the last to go.
+    /// The guard, which ends the tiers of an application if this process is killed; dropped last.
     guard: Mutex<Option<Guard>>,
 }
 
@@ -179,7 +179,7 @@ impl Scene {
         Ok(scene)
     }
 
-    /// The arms and the points that cannot be here, and why.
+    /// The arms and the points that are not possible here, and the reasons.
     fn missing(&self, plan: &PlanFile) -> Vec<Missing> {
         let points = plan.blocks.iter().flat_map(|block| {
             let of_base = |x| Job::of(plan, block, x, &plan.arms[0]);
@@ -305,7 +305,7 @@ impl Scene {
     /// another, shuffled too.
     fn round(&mut self, record: &Record, round: usize) -> Result<Vec<Sample>, LabError> {
         let plan = &record.plan;
-        // Resumed rounds have the order that they would have had.
+        // Resumed rounds have the order that an uninterrupted run would have had.
         let mut random = Rng::new(record.seed.wrapping_add(round as u64));
         let mut points: Vec<(usize, f64)> = Vec::new();
         for (at, block) in plan.blocks.iter().enumerate() {
@@ -387,7 +387,7 @@ impl Scene {
         all.map(str::to_owned).collect()
     }
 
-    /// Of the direct path's adapter, or of that with the engine of a link.
+    /// The connections of the direct path's adapter, or of the adapter with a link's engine.
     fn runtime_dir(&self, engine: Option<usize>) -> String {
         let name = engine.map_or("run".to_owned(), |at| format!("run{at}"));
         self.scratch
@@ -413,12 +413,12 @@ impl Scene {
         }
     }
 
-    /// How many connections are on the path that the arm is about.
+    /// The number of connections on the path that the arm measures.
     fn connections_moved(&self, arm: &Arm) -> usize {
         self.connections(arm).len()
     }
 
-    /// The adapter's words about the connections on the path that the arm is about.
+    /// The adapter's text about the connections on the path that the arm measures.
     fn connections(&self, arm: &Arm) -> Vec<Value> {
         let network = self.network.as_ref();
         let engine = network.and_then(|network| network.wire_of(arm));

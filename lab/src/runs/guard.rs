@@ -35,7 +35,7 @@ impl Guard {
         let mut command = Command::new(toehold);
         command.args(["lab", "guard", owner]).arg(folder);
         command.stdin(Stdio::piped()).stdout(Stdio::null());
-        // A ^C at the terminal is for the run.
+        // A ^C at the terminal concerns only the run.
         command.process_group(0);
         let mut child = command.spawn()?;
         Ok(Guard {
@@ -49,7 +49,7 @@ impl Guard {
         self.tell(&format!("+{leader}\n"));
     }
 
-    /// A program has ended with its family.
+    /// A program has ended with its whole family.
     pub(super) fn lets_go(&mut self, leader: i32) {
         self.tell(&format!("-{leader}\n"));
     }
@@ -108,7 +108,7 @@ pub fn guard(owner: &str, folder: &Path) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Living processes of the run, this one left out.
+/// Living processes of the run, except this one.
 fn left_behind(leaders: &BTreeSet<i32>, mark: &str) -> Vec<i32> {
     let me = std::process::id() as i32;
     let all = procfs::processes().into_iter();

@@ -86,7 +86,8 @@ impl Headline {
             Headline::Rate => outcome.operations as f64 / outcome.seconds,
             Headline::CpuPerOperation => outcome.cpu_all? * 1e6 / outcome.operations as f64,
             Headline::CpuPerGigabyte => outcome.cpu_all? * 1e9 / outcome.bytes as f64,
-            // A few connections are lost among the pages that come and go by themselves.
+            // With few connections, their memory is lost among pages that come and go for other
+            // reasons.
             Headline::MemoryPerConnection if outcome.load.streams < COUNTABLE => return None,
             Headline::MemoryPerConnection => {
                 outcome.memory? as f64 / 1024.0 / outcome.load.streams as f64

@@ -102,7 +102,7 @@ impl Network {
         Ok(Some(network))
     }
 
-    /// Makes the interfaces of a link. A TAP device is the adapter's to make.
+    /// Makes the interfaces of a link. The adapter makes TAP devices.
     fn lay(&self, at: usize) -> Result<(), String> {
         let wire = &self.wires[at];
         if wire.link == Link::Tap {
@@ -143,7 +143,7 @@ impl Network {
         match wire.link {
             // For a TAP device, the engine's own options decide about segmentation.
             Link::Tap => words.extend(["gso", state(wire.lso), "gro", state(wire.lro)]),
-            // XDP takes frames as they are, whatever these say.
+            // XDP sends frames unchanged, whatever these settings are.
             Link::Xdp => words.clear(),
             _ => {
                 let (lso, lro) = (state(wire.lso), state(wire.lro));
@@ -183,7 +183,7 @@ impl Network {
             words.extend((!wire.lso).then(|| "--no-lso".to_owned()));
             words.extend((!wire.lro).then(|| "--no-lro".to_owned()));
         }
-        // The kernel's own, so that the arms differ in the path alone.
+        // The kernel's own algorithm, so that the arms differ only in the path.
         let setting = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
         let congestion = setting.unwrap_or_default().trim().to_owned();
         let is_chosen = wire.engine.contains_key("congestion");
@@ -222,7 +222,7 @@ impl Network {
         self.wires.iter().position(|other| *other == wire)
     }
 
-    /// Where clients find the server of a link: an address for each port in use.
+    /// The address at which clients find the server of a link: one for each port in use.
     pub(super) fn server_addresses(&self, at: usize, ports: usize, port: u16) -> String {
         let ports = ports.clamp(1, self.ports_of(at));
         let all = (0..ports).map(|number| format!("{}:{port}", far_address(at, number)));
@@ -276,7 +276,7 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         for name in [&self.near, &self.far] {
-            // It may have vanished, or never have been made.
+            // The namespace may have vanished, or may never have been made.
             let _ = ip(&["netns", "del", name]);
         }
     }

@@ -41,10 +41,10 @@ pub struct PlanFile {
     pub name: String,
     /// The question of the experiment, in one sentence.
     pub about: String,
-    /// The series that it is a part of.
+    /// The series that the plan belongs to.
     #[serde(default)]
     pub series: Option<Series>,
-    /// The experiments it repeats, as the published data names them.
+    /// The experiments that the plan repeats, as the published data names them.
     #[serde(default)]
     pub published: Vec<String>,
     /// Rounds that are measured.
@@ -65,7 +65,7 @@ pub struct PlanFile {
     /// Applications of real programs that blocks ask for.
     #[serde(default, rename = "application")]
     pub applications: Vec<Application>,
-    /// Servers that these are made of.
+    /// Servers of these applications.
     #[serde(default, rename = "tier")]
     pub tiers: Vec<Tier>,
     /// Whether system calls, doorbells, frames and simulated cache misses are counted, too.
@@ -142,21 +142,21 @@ pub struct Block {
     pub published: Vec<Beside>,
 }
 
-/// A published number and its counterpart here.
+/// A published number and its counterpart in this plan.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Beside {
     /// Its name in the published data.
     pub id: String,
-    /// The level of the factor that it was measured at; the last one unless told.
+    /// The level of the factor at which the number was measured; the last level by default.
     pub x: Option<f64>,
     /// Our arm that represents the published system.
     pub arm: String,
-    /// Where it is a benefit: the arm that it is a benefit over.
+    /// For a benefit: the arm over which it is a benefit.
     pub over: Option<String>,
-    /// The metric, where it is another than the block's.
+    /// The metric, if it is not the block's.
     pub metric: Option<Headline>,
-    /// Why the two differ.
+    /// The reason why the two differ.
     #[serde(default)]
     pub note: String,
 }
@@ -165,7 +165,7 @@ pub struct Beside {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Sweep {
-    /// Which.
+    /// The factor.
     pub factor: Factor,
     /// Its levels.
     pub values: Vec<f64>,
@@ -332,7 +332,7 @@ impl PlanFile {
         Ok(())
     }
 
-    /// Whether the costs of each process can be told of a block.
+    /// Whether the costs of each process can be reported for a block.
     fn has_processes(&self, block: &Block) -> bool {
         let is_plain = |arm: &Arm| {
             matches!(arm.path, ArmPath::Host | ArmPath::Direct)
@@ -376,7 +376,7 @@ impl PlanFile {
         all.filter_map(|application| Staged::new(application, &self.tiers).ok())
     }
 
-    /// Every program of others that the plan needs.
+    /// Every program of other projects that the plan needs.
     pub(super) fn tools(&self) -> impl Iterator<Item = Tool> + '_ {
         let of_blocks = self.blocks.iter().filter_map(|block| block.program);
         of_blocks.chain(self.arms.iter().filter_map(|arm| arm.program))
@@ -435,7 +435,7 @@ impl PlanFile {
         all.max().unwrap_or(1)
     }
 
-    /// About how long a run takes, in seconds.
+    /// The approximate duration of a run, in seconds.
     pub fn duration(&self) -> f64 {
         let counted = if self.crossings {
             (self.blocks.len() * self.arms.len()) as f64 * COUNTING_SECONDS
@@ -503,7 +503,7 @@ impl PlanFile {
         points * (self.arms.len() + 1) * (self.rounds + self.warmup_rounds)
     }
 
-    /// Fewer points and rounds: a look, and nothing to be quoted.
+    /// Fewer points and rounds: for a quick look; not to be quoted.
     pub fn hurried(mut self) -> PlanFile {
         self.rounds = self.rounds.min(6);
         let least = self.tools().map(Tool::seconds_min).fold(0.25, f64::max);
@@ -571,7 +571,7 @@ impl Block {
             Some(Factor::Message) => load.message = x as usize,
             Some(Factor::Streams) => load.streams = x as usize,
             Some(Factor::Response) => load.response = Some(x as usize),
-            // Below, and by the application.
+            // Set below, and by the application.
             Some(Factor::Ports | Factor::Level) => {}
             Some(Factor::SocketBuffer) => load.socket_buffer = Some(x as usize),
             Some(Factor::Rate) => load.rate = Some(x),
@@ -612,7 +612,7 @@ pub(super) const PORTS_MAX: usize = 8;
 
 const ROUNDS_MAX: usize = 10_000;
 
-/// Seconds for counting the crossings of an arm: most of them are valgrind's.
+/// Seconds for counting the crossings of an arm: valgrind takes most of them.
 const COUNTING_SECONDS: f64 = 10.0;
 
 /// The time that the tiers of an application take to start and to end.

@@ -23,9 +23,9 @@ pub struct Record {
     pub plan: PlanFile,
     /// The command that began it.
     pub command: String,
-    /// Where and when.
+    /// The machine and the time.
     pub environment: Environment,
-    /// Decides the order of the samples.
+    /// The seed of the order of the samples.
     pub seed: u64,
     /// Rounds that are finished.
     pub rounds_done: usize,
@@ -35,7 +35,7 @@ pub struct Record {
     pub stayed: Vec<String>,
     /// Part of the measured time that other programs or the hypervisor took, round by round.
     pub steal: Vec<f64>,
-    /// Arms that this machine or this user cannot have.
+    /// Arms that are not possible on this machine or for this user.
     #[serde(default)]
     pub missing: Vec<Missing>,
     /// Crossings of each operation, where the plan asks.
@@ -143,7 +143,7 @@ impl Record {
         self.rounds_done >= self.plan.rounds
     }
 
-    /// Writes the run beside the old one, then over it: a full disk leaves the old one.
+    /// Writes a new file, then renames it over the old one: a full disk leaves the old file.
     ///
     /// # Errors
     ///

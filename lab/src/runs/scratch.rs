@@ -14,7 +14,7 @@ use crate::error::LabError;
 /// remove the directory of a killed run.
 pub(super) struct Scratch {
     directory: TempDir,
-    /// This process, as no other was or will be.
+    /// A name that identifies this process uniquely.
     pub(super) owner: String,
 }
 
@@ -63,7 +63,7 @@ pub(super) fn clean_up_after_others() {
     }
 }
 
-/// Whether a run still lives: a process of that number that began then.
+/// Whether a run still lives: a process with that number and that start time exists.
 fn lives(owner: &str) -> bool {
     let Some((pid, start)) = owner.split_once('-') else {
         return false;

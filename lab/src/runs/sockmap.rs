@@ -29,7 +29,7 @@ use toehold_link::bpf::{
 pub(super) struct Sockmap {
     group: PathBuf,
     redirected: Map,
-    /// The second program is attached to it.
+    /// The map to which the second program is attached.
     _sockets: Map,
     _attached: Attachment,
 }
@@ -201,7 +201,7 @@ fn redirect(sockets: i32, redirected: i32) -> Vec<Instruction> {
     a.copy(R3, R10);
     a.add(R3, i32::from(KEY));
     a.set(R4, INGRESS);
-    // Its verdict is ours: SK_PASS, or SK_DROP where the partner is not in the map.
+    // We return the verdict of the helper: SK_PASS, or SK_DROP if the partner is not in the map.
     a.call(MSG_REDIRECT_HASH);
     a.exit();
     a.place(end);

@@ -19,9 +19,10 @@ struct Cell {
     median: f64,
     ratio: Option<Ratio>,
     verdict: Verdict,
-    /// How far the base differs from itself.
+    /// The difference of the base from itself.
     floor: Option<f64>,
-    /// The median relative to the limit's, so that 1 is the limit whether more or less is better.
+    /// The median relative to the limit's: 1 is the limit, both for metrics where more is better
+    /// and for those where less is better.
     of_limit: Option<f64>,
 }
 
@@ -75,11 +76,12 @@ struct Standing<'a> {
     better: usize,
     worse: usize,
     points: usize,
-    /// Where it is quoted: in the middle; an arm that is better elsewhere alone, where it is best.
+    /// The point that the sentence quotes: the middle one. If the arm is better only elsewhere, the
+    /// point where it is best.
     x: f64,
     ratio: Ratio,
     verdict: Verdict,
-    /// How many times better it is there.
+    /// The factor by which it is better at that point.
     gain: f64,
 }
 
@@ -486,14 +488,14 @@ pub(super) fn banners(record: &Record) -> Vec<String> {
         let title = &record.plan.blocks[sample.block].title;
         is_other.then(|| format!("{title}, \"{}\": {why}", sample.arm))
     });
-    // The first is enough: others say the same.
+    // The first failure is enough: the others are equal.
     stayed.chain(failures.take(1)).collect()
 }
 
 /// The beginning of the failure of a sample whose responses differ from the kernel's.
 pub(super) const OTHER_BYTES: &str = "the client received other bytes than on the kernel";
 
-/// More names than these make a list, and no sentence.
+/// More names than these are printed as a list, and not in a sentence.
 const NAMES_MAX: usize = 3;
 
 /// A percentile of a sample is credible when this many operations are beyond it. A stall of two

@@ -280,7 +280,7 @@ fn a_percentile_with_few_operations_beyond_it_is_a_note() {
         let plan = PlanFile::parse(&plan, "p").expect("valid");
         summary::text(&made_up(plan, |_| nanos))
     };
-    // The slowest round of each has a twentieth less.
+    // The slowest round of each arm has a twentieth less.
     let few = text("latency-p99", 1_000_000.0);
     let said = "note: small at 64: in a sample of 952 operations no more than 10 are slower than \
                 its latency p99, us, so one stall of the host decides it: sample longer\n";

@@ -10,7 +10,7 @@ use toehold_measure::parse;
 
 use crate::generator::{Latency, Load, Outcome, Pattern, SCHEMA};
 
-/// A server and a client that are not ours.
+/// A server and a client of another project.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tool {
@@ -80,7 +80,7 @@ impl Tool {
     pub(super) fn server(self, load: &Load, site: &Site<'_>) -> io::Result<Vec<String>> {
         let [port, _] = site.ports.map(|port| port.to_string());
         let words = match self {
-            // Debian's takes no address: it listens on all.
+            // Debian's version takes no address: it listens on all addresses.
             Tool::Tbench => "tbench_srv".to_owned(),
             Tool::Nuttcp => format!("nuttcp -4 -S --nofork -P {port}"),
             Tool::Iperf3 => format!("iperf3 -4 -s -p {port}"),

@@ -1,4 +1,5 @@
-//! The Virtual Microscope: a slide in tiles, a filter that clips them, one that makes them smaller.
+//! The Virtual Microscope: a slide in tiles, a filter that clips the tiles, and a filter that makes
+//! them smaller.
 
 use std::io;
 
@@ -6,7 +7,7 @@ use toehold_measure::rng::Rng;
 
 use super::{Block, Change, Query, Source};
 
-/// A slide: pixels of a byte, tile after tile, so that a tile is one piece of memory.
+/// A slide: pixels of one byte, tile after tile, so that each tile is one piece of memory.
 pub(super) struct Slide {
     tiles: Vec<Vec<u8>>,
 }
@@ -19,7 +20,7 @@ impl Slide {
             let (x, y) = corner(number);
             let pixels = (0..TILE * TILE).map(|at| {
                 let (x, y) = (x + at % TILE, y + at / TILE);
-                // Cells of a tissue: rings around centres, and some grain.
+                // Cells of a tissue: rings around centres, with some noise.
                 let (dx, dy) = (x % 509, y % 491);
                 let ring = (dx * dx + dy * dy) >> 9;
                 let place = (x.wrapping_mul(31) ^ y.wrapping_mul(17)) as usize % grain.len();
@@ -165,7 +166,7 @@ mod tests {
             Ok(())
         };
         slide.blocks(query, put).expect("no socket");
-        // Four tiles meet there.
+        // Four tiles meet at this corner.
         assert_eq!((blocks.len(), pixels), (4, 16 * 12));
         let small: usize = blocks.iter().map(|block| block.bytes.len()).sum();
         assert_eq!(small, 8 * 6);

@@ -1,4 +1,5 @@
-//! The viewer at the end of the filters: it asks for regions and measures until they are there.
+//! The viewer at the end of the filters: it asks for regions and measures the time until they
+//! arrive.
 
 use std::io;
 use std::time::Duration;
@@ -17,12 +18,12 @@ use super::{Block, END, Kind, QUERY, Query, image, volume, wrong};
 pub struct View {
     /// The application.
     pub kind: Kind,
-    /// The part of the queries that ask for a small region: a user who moves; the others ask for
-    /// everything.
+    /// The part of the queries that ask for a small region, like a user who moves; the others ask
+    /// for the whole image.
     pub partial: f64,
     /// Decides the queries.
     pub seed: u64,
-    /// The time, and the rate of an open loop: updates in a second that are guaranteed.
+    /// The time, and the rate of an open loop: guaranteed updates per second.
     pub load: Load,
 }
 
@@ -33,7 +34,7 @@ pub struct View {
 /// A sentence: the load is invalid, a socket failed, a response is wrong, or no query was measured.
 pub fn view(filter: &Address, view: &View) -> Result<Outcome, String> {
     let mut load = view.load.clone();
-    // A rate belongs to requests; here each is an update.
+    // A rate usually counts requests; here each update is a request.
     load.pattern = Pattern::Requests;
     load.check()?;
     if !(0.0..=1.0).contains(&view.partial) {
@@ -42,7 +43,7 @@ pub fn view(filter: &Address, view: &View) -> Result<Outcome, String> {
     let run = || -> io::Result<(Totals, Digest)> {
         let stream = Stream::connect(filter)?;
         stream.set_timeout(Some(TIMEOUT))?;
-        // Everything, and a few parts: their bytes make the digest.
+        // The whole image, and a few regions: their bytes make the digest.
         let mut digest = Digest::default();
         let mut random = Rng::new(view.seed);
         let parts = (0..PARTS).map(|_| part(view.kind, &mut random));
@@ -70,7 +71,7 @@ fn measure(stream: &Stream, view: &View, load: &Load) -> io::Result<Totals> {
     })
 }
 
-/// Asks for a region and takes its blocks to the end; their bytes.
+/// Asks for a region and receives its blocks to the end; returns their bytes.
 fn ask(
     stream: &Stream,
     kind: Kind,
@@ -105,7 +106,7 @@ fn ask(
     Ok(seen)
 }
 
-/// Everything: the whole slide, eight times smaller; the whole volume.
+/// The whole image: the slide eight times smaller; the whole volume.
 fn whole(kind: Kind) -> Query {
     match kind {
         Kind::Microscope => Query {

@@ -16,12 +16,12 @@ use crate::plan::Reading;
 pub(super) struct Bench {
     source: Buffer,
     target: Buffer,
-    /// The memory that the caller would rather keep in its cache.
+    /// The memory that the caller wants to keep in its cache.
     working_set: Buffer,
     channels: Vec<(Engine, Channel)>,
     /// The target of the small fill that wakes a helper.
     nudged: Buffer,
-    /// For each length, the work that takes as long.
+    /// For each length, the amount of work that takes as long as a copy.
     turns: Vec<(usize, u64)>,
     /// Number of contests so far.
     contests: usize,
@@ -32,7 +32,7 @@ pub(super) struct Bench {
 pub(super) enum Contest {
     /// The caller waits, and announces that.
     Waiting,
-    /// It works as long as a cold `memcpy` of the length takes.
+    /// The caller works for as long as a cold `memcpy` of the length takes.
     Job,
 }
 
@@ -107,8 +107,8 @@ impl Bench {
         Ok(readings)
     }
 
-    /// One copy by every contender, through a channel, on the same memory, within one moment: each
-    /// in turn, twice. The first party changes from sample to sample.
+    /// One copy by every contender, through a channel, on one piece of memory, within a short time:
+    /// each contender in turn, twice. The first contender changes from sample to sample.
     pub(super) fn contest(
         &mut self,
         contest: Contest,
@@ -133,7 +133,7 @@ impl Bench {
             // A caller that waits for every copy finds the helper asleep, unless it wakes the
             // helper.
             let is_nudged = contest == Contest::Job || engine == Engine::Worker;
-            // A helper that still spins would keep the processor from the next one's.
+            // A helper that still spins would occupy the processor of the next contender's helper.
             std::thread::sleep(ASLEEP_AFTER);
             let channel = self.channel(engine)?;
             awaken(channel, &operation);
@@ -167,8 +167,8 @@ impl Bench {
             .collect())
     }
 
-    /// Turns of work that take as long as a cold `memcpy` of this length: measured once, so that
-    /// every engine gets the same.
+    /// Turns of work that take as long as a cold `memcpy` of this length. They are measured once,
+    /// so that every engine gets an equal amount.
     fn turns_of(&mut self, operation: &Operation) -> u64 {
         let len = operation.len();
         if let Some(&(_, turns)) = self.turns.iter().find(|(known, _)| *known == len) {
@@ -183,7 +183,7 @@ impl Bench {
         turns
     }
 
-    /// 64 KB in the cache, to an odd place.
+    /// 64 KB in the cache, to an unaligned address.
     pub(super) fn alignment(
         &mut self,
         engine: Engine,
@@ -197,7 +197,7 @@ impl Bench {
         Ok(vec![Reading::new("total", "us", total * 1e6)])
     }
 
-    /// To memory that was never touched, or was.
+    /// To memory that was never touched, or to memory that was touched before.
     pub(super) fn page_fault(
         &mut self,
         engine: Engine,
@@ -352,8 +352,8 @@ impl Bench {
     }
 }
 
-/// How much of the copy's time is left for other work: how much shorter both are together than one
-/// after the other.
+/// The part of the copy's time that is left for other work: the time saved by doing both together
+/// instead of one after the other.
 fn overlap(
     channel: &mut Channel,
     operation: &Operation,
@@ -405,7 +405,7 @@ fn finish(channel: &mut Channel, cookie: toehold_copy::Cookie) {
     );
 }
 
-/// Gets engine and caller going.
+/// Starts engine and caller.
 fn awaken(channel: &mut Channel, operation: &Operation) {
     let begin = Instant::now();
     for _ in 0..AWAKEN_COPIES {

@@ -43,12 +43,12 @@ pub(super) fn of(report: &Report) -> Vec<Claim> {
     ]
 }
 
-/// A value and where it was found.
+/// A value and the place where it was found.
 struct Cell {
     place: String,
     x: f64,
     value: f64,
-    /// Where the samples allow it to be; the least and the most with too few of them.
+    /// The confidence interval; the least and the most with too few samples.
     bounds: (f64, f64),
     is_interval: bool,
 }
@@ -70,7 +70,7 @@ fn cells(report: &Report, group: &str, metric: &str, series: &[&str]) -> Vec<Cel
         .collect()
 }
 
-/// How much longer the first takes than each of the others.
+/// The ratio of the first time to each of the others.
 fn ratios(report: &Report, group: &str, metric: &str, slow: &str, fast: &[&str]) -> Vec<Cell> {
     let row = |series: &str, x: f64| {
         let mut rows = report.rows_of(group, metric);
@@ -95,7 +95,7 @@ fn ratios(report: &Report, group: &str, metric: &str, slow: &str, fast: &[&str])
 /// The automatic choice against the best of the others, at one length and temperature.
 struct Contest {
     place: String,
-    /// Of the ratios within each round.
+    /// Computed from the ratios within each round.
     median: f64,
     interval: (f64, f64),
     /// False with too few rounds: then the bounds are the least and the most.
@@ -128,8 +128,8 @@ fn contests(report: &Report, group: &str) -> Vec<Contest> {
         .collect()
 }
 
-/// A point misses when its whole interval is beyond the limit. It holds when the interval is
-/// within, and else is undecided.
+/// A point misses the aim when its whole interval is beyond the limit. The point holds when the
+/// whole interval is within the limit, and is undecided otherwise.
 fn never_far_behind(wanted: &str, contests: &[Contest]) -> Claim {
     const LIMIT: f64 = 1.05;
     let tell = |contest: &Contest| {

@@ -20,7 +20,7 @@ pub(super) enum Engine {
 }
 
 impl Engine {
-    /// Engines that are done when the call returns.
+    /// Engines whose copy is complete when the call returns.
     pub(super) const SYNCHRONOUS: [Engine; 2] = [Engine::Cpu, Engine::CpuNt];
 
     /// Engines that copy while the caller continues.
@@ -30,7 +30,7 @@ impl Engine {
     pub(super) const IN_CONTESTS: [Engine; 4] =
         [Engine::Cpu, Engine::CpuNt, Engine::Worker, Engine::Auto];
 
-    /// The asynchronous engines that can be had here.
+    /// The asynchronous engines that are available here.
     pub(super) fn available() -> Vec<Engine> {
         let known = toehold_copy::names();
         let is_here = |engine: &Engine| {

@@ -30,7 +30,7 @@ const CONTENDERS: [&str; 4] = ["cpu", "cpu-nt", "worker", "auto"];
 
 /// The plan.
 pub(crate) struct IoatCopy {
-    /// Made when the first sample is taken: listing plans starts no threads.
+    /// Created with the first sample: listing plans starts no threads.
     bench: Option<Bench>,
 }
 

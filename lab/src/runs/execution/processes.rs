@@ -30,7 +30,7 @@ use crate::generator::{
 struct Cast<'a> {
     clients: Vec<Program>,
     servers: Vec<Program>,
-    /// Of an accelerated arm.
+    /// The processes of an accelerated arm.
     adapter: Option<&'a Program>,
 }
 
@@ -51,7 +51,8 @@ impl Cast<'_> {
 }
 
 impl Job<'_> {
-    /// Why the load cannot be here: its connections need more descriptors than its processes have.
+    /// The reason why the load is not possible here: its connections need more descriptors than its
+    /// processes have.
     pub(super) fn beyond_descriptors(&self, limit: usize) -> Option<String> {
         if self.load.pattern != Pattern::Requests || self.application.is_some() {
             return None;
@@ -210,7 +211,7 @@ fn shares(load: &Load, clients: usize) -> Vec<Load> {
 
 /// Ports on which no program listens now.
 fn free_ports(count: usize) -> io::Result<Vec<u16>> {
-    // All are held until each is another one.
+    // All ports are held until enough different ones were found.
     let held = (0..count).map(|_| TcpListener::bind("127.0.0.1:0"));
     let held = held.collect::<io::Result<Vec<TcpListener>>>()?;
     let ports = held
@@ -219,7 +220,7 @@ fn free_ports(count: usize) -> io::Result<Vec<u16>> {
     ports.collect()
 }
 
-/// Waits until every client is at the gate. They go on when the result is dropped.
+/// Waits until every client is at the gate. The clients go on when the result is dropped.
 fn wait_at(
     gate: &UnixListener,
     cast: &mut Cast<'_>,

@@ -260,7 +260,7 @@ pub(super) struct Job<'a> {
     pub(super) ports: usize,
     pub(super) tool: Option<Tool>,
     pub(super) application: Option<Staged<'a>>,
-    /// Whether the costs of each process are told.
+    /// Whether the costs of each process are reported.
     pub(super) has_processes: bool,
 }
 
@@ -295,7 +295,7 @@ pub(super) fn free_port() -> Result<u16, String> {
         .map_err(|error| format!("no free port: {error}"))
 }
 
-/// Waits until a server says that it listens: the tables of another namespace are not ours to see.
+/// Waits until a server reports that it listens: we cannot read the tables of another namespace.
 pub(super) fn wait_for_words(server: &mut Program) -> Result<(), String> {
     let deadline = Instant::now() + READY_TIMEOUT;
     while !server.last_words().contains("listening on") {

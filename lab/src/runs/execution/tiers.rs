@@ -1,4 +1,5 @@
-//! A sample of an application: its tiers start, its client runs, and each tier's CPU time is told.
+//! A sample of an application: its tiers start, its client runs, and each tier's CPU time is
+//! reported.
 
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
@@ -98,7 +99,7 @@ impl Scene {
         let result = self.start_tiers(app, job, &words, &placement, &mut members);
         let result =
             result.and_then(|()| self.run_client(app, job, &words, &placement, &mut members));
-        // Clients of others end before their servers do.
+        // Clients of other projects end before their servers do.
         for mut member in members.into_iter().rev() {
             member.program.stop();
             self.guarded(|guard| guard.lets_go(member.program.pid()));
@@ -266,7 +267,7 @@ impl Scene {
             }
             let mut ports = Vec::new();
             for _ in 0..count {
-                // All are held until each has its own.
+                // All ports are held until each server has its own.
                 let listener = TcpListener::bind("127.0.0.1:0");
                 let listener = listener.map_err(|error| format!("no free port: {error}"))?;
                 ports.push(listener.local_addr().map_or(0, |address| address.port()));
