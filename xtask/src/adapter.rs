@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Longer than an adapter takes to begin on a busy machine.
+/// Longer than an adapter takes to start on a busy machine.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -63,12 +63,12 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// Where it lives.
+    /// The adapter's runtime directory.
     pub(crate) fn runtime(&self) -> &Path {
         &self.runtime
     }
 
-    /// Its process.
+    /// The adapter's process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -82,7 +82,7 @@ impl Adapter {
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    /// Ends it now. Again does nothing.
+    /// Ends the adapter now. A second call has no effect.
     pub(crate) fn end(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -103,7 +103,7 @@ pub(crate) fn as_user(user: Option<&str>, program: &Path) -> Command {
     };
     let mut command = Command::new("setpriv");
     command.args(["--reuid", user, "--regid", user, "--clear-groups"]);
-    // A change of the user takes an earlier wish for that signal back.
+    // A change of the user clears an earlier request for that signal.
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     command.env_remove("XDG_RUNTIME_DIR");
     command

@@ -149,7 +149,7 @@ struct NamedTest<'a> {
     beginning: &'a str,
 }
 
-/// Whether a word of `text` begins so.
+/// Whether a word of `text` begins with this name.
 fn has_word(text: &str, beginning: &str) -> bool {
     let mut places = text.match_indices(beginning);
     places.any(|(at, _)| {

@@ -1,4 +1,4 @@
-//! `cargo xtask`: the work that is more than one cargo command.
+//! `cargo xtask`: tasks that need more than one cargo command.
 //!
 //! - [`steps`]: runs commands one after the other, counts their tests, prints one final line.
 //! - [`suite`]: the steps of `check`, `test`, `loom`, `sim`, `interoperability`, `e2e`, `fuzz`.

@@ -46,7 +46,7 @@ pub(crate) fn write(root: &Path) -> bool {
     written.map_err(|error| println!("{error}")).is_ok()
 }
 
-/// Whether the file is the one that would be written.
+/// Whether the existing file equals the file that would be written.
 pub(crate) fn check(root: &Path) -> bool {
     let kept = fs::read_to_string(root.join(FILE)).unwrap_or_default();
     match text(root) {
@@ -116,7 +116,7 @@ fn text(root: &Path) -> Result<String, String> {
     let output = output.map_err(|error| format!("cannot run cargo: {error}"))?;
     let metadata: Metadata = serde_json::from_slice(&output.stdout)
         .map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
-    // Crates with the same text share it: their names are listed above it.
+    // Crates with equal texts share one text: their names are listed above it.
     let mut by_text: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in metadata.linked() {
         let licence = package.license.as_deref().unwrap_or("no licence");

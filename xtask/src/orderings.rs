@@ -15,7 +15,7 @@ use crate::links::files;
 const CRATES: [&str; 7] = [
     "channel", "stream", "sockets", "preload", "copy", "adapter", "link",
 ];
-/// Orderings that promise something.
+/// Orderings that are stronger than `Relaxed`.
 const STRONG: [&str; 4] = ["Acquire", "Release", "AcqRel", "SeqCst"];
 
 /// Checks the sources of [`CRATES`] below `root`, prints each ordering without a partner; true when

@@ -72,12 +72,12 @@ struct Expectation {
     mtu: Option<u16>,
     /// The script's times are those of a kernel's timers, which expire at whole ticks.
     ticks: bool,
-    /// Choices of Linux's that the script also asserts.
+    /// Choices of Linux that the script also asserts.
     without: Without,
     reason: String,
 }
 
-/// The programs that are needed, and where they are.
+/// The required programs, and their paths.
 struct Setup {
     binary: PathBuf,
     scripts: PathBuf,
@@ -348,7 +348,7 @@ fn report(
             (None, None) => "is not in the list, and passes".to_owned(),
             _ => continue,
         };
-        // A script may differ in one IP version alone.
+        // A script may differ only in one IP version.
         let differs_elsewhere = one.expected == Some(Outcome::Differs)
             && done
                 .iter()

@@ -7,7 +7,7 @@ use std::process::Command;
 
 /// Builds that program and runs it with `arguments`.
 pub(crate) fn run(arguments: &[String]) -> bool {
-    // From where it was called: names of files are meant from there.
+    // In the caller's directory: file names are relative to it.
     let mut command = Command::new("cargo");
     command.args(["run", "--release", "--quiet", "--manifest-path"]);
     command.arg(crate::root().join("Cargo.toml"));

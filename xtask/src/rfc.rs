@@ -24,7 +24,7 @@ const EXCEPTIONS: &str = "crates/tcp/spec/exceptions.toml";
 /// Folders whose sources may contain citations.
 const CITING: [&str; 3] = ["crates/tcp", "crates/link", "crates/adapter"];
 
-/// How much a requirement asks for.
+/// The level of a requirement.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Level {
     Must,
@@ -56,7 +56,7 @@ struct Citation {
     quote: String,
 }
 
-/// Why some requirements are cited nowhere.
+/// The reason why some requirements are cited nowhere.
 #[derive(Debug)]
 struct Exception {
     rfc: u32,
@@ -223,7 +223,7 @@ fn unquoted(value: &str) -> Option<String> {
 /// The citations in one source.
 fn citations(name: &str, text: &str, faults: &mut Vec<String>) -> Vec<Citation> {
     let mut found: Vec<Citation> = Vec::new();
-    // Whether the line before belongs to the last citation.
+    // Whether the previous line belongs to the last citation.
     let mut is_open = false;
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -264,7 +264,7 @@ fn citations(name: &str, text: &str, faults: &mut Vec<String>) -> Vec<Citation> 
     found
 }
 
-/// Notes where a requirement is cited.
+/// Records the places that cite a requirement.
 fn credit(
     requirements: &mut [Requirement],
     name: &str,
@@ -416,7 +416,7 @@ text = \"and SHOULD go on.\"
         assert!(!checked("//= RFC 1#2.3\n//# It MUST not say \"yes\"\n", "").0);
         assert!(!checked("//= RFC 1#2.4\n//# It MUST say \"yes\"\n", "").0);
         assert!(!checked("//= RFC 1#2.3\n", "").0);
-        // Without the key word it says nothing.
+        // Without the key word the quotation states no requirement.
         assert!(!checked("//= RFC 1#2.3\n//# say \"yes\"\n", "").0);
         for wrong in ["//= RFC 1\n", "//# It MUST\n", "//= 1#2\n//# It MUST\n"] {
             assert!(!checked(wrong, "").1.is_empty(), "{wrong}");

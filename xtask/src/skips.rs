@@ -8,7 +8,7 @@
 pub(crate) struct Skip {
     /// A test, or a step.
     pub(crate) what: String,
-    /// Why it did not run here.
+    /// The reason why it did not run here.
     pub(crate) reason: String,
 }
 
@@ -16,7 +16,7 @@ pub(crate) struct Skip {
 struct Expected {
     /// The beginning of [`Skip::what`].
     what: &'static str,
-    /// Why the tests go on without it.
+    /// The reason why the tests go on without it.
     reason: &'static str,
 }
 
@@ -116,7 +116,7 @@ mod tests {
         let expected = |what| skip(what, "").expect("some").expected().is_some();
         assert!(expected("packetdrill"));
         assert!(expected("tour, booting"));
-        // Without root or a program that scripts/deps.sh installs.
+        // Such a skip means that root is missing, or a program that scripts/deps.sh installs.
         assert!(!expected("tour"));
         assert!(!expected("semantics"));
     }

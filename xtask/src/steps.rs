@@ -20,7 +20,7 @@ use self::failures::{Failure, Failures};
 use crate::root;
 use crate::skips::{self, Skip};
 
-/// Parts of a step that take less have no line of their own in the table, unless they failed.
+/// Parts of a step that take less time have no line of their own in the table, unless they failed.
 const PART_SHOWN_SECONDS: f64 = 5.0;
 /// How many failures of a step may turn out to be unsteady tests.
 const UNSTEADY_MAX: usize = 3;
@@ -54,7 +54,7 @@ struct Part {
     name: String,
     counts: Counts,
     seconds: f64,
-    /// The program printed its counts. A program that dies does not.
+    /// True when the program printed its counts. A program that dies prints none.
     has_ended: bool,
 }
 
@@ -110,7 +110,7 @@ impl Steps {
         let (again, success) = watch(&mut alone);
         step.took += started.elapsed();
         let counts = again.outcome(success);
-        // Each of them has run again, and no program died without a name.
+        // Each failed test has run again, and no program died without a test's name.
         let are_named = counts.failed == again.failures.found.len() as u64;
         if are_named && counts.skipped == 0 && counts.passed + counts.failed >= failed as u64 {
             step.passed_alone(&again.failures);
@@ -125,7 +125,7 @@ impl Steps {
         self.done.push(Seen::default().step(name, started, success));
     }
 
-    /// Notes, loudly, that something was not run.
+    /// Records, with a message, that something was not run.
     pub(crate) fn skip(&mut self, name: &'static str, reason: &str) {
         println!("\n==> {name}\nSKIPPED: {name}: {reason}");
         self.done.push(Step {
@@ -163,7 +163,7 @@ impl Steps {
         for step in &self.done {
             println!("{}", row(step.name, step.counts, step.took.as_secs_f64()));
             let shown = |part: &&Part| part.counts.failed > 0 || part.seconds >= PART_SHOWN_SECONDS;
-            // One part alone is the step.
+            // A single part is the whole step.
             for part in step
                 .parts
                 .iter()
@@ -245,8 +245,8 @@ impl Step {
     }
 }
 
-/// Runs a command from the top of the tree, passes its output on and looks at it; true when it
-/// succeeded.
+/// Runs a command from the top of the tree, prints its output and examines it; true when the
+/// command succeeded.
 fn watch(command: &mut Command) -> (Seen, bool) {
     let mut seen = Seen::default();
     let success = tee(
@@ -277,7 +277,7 @@ fn row(name: &str, counts: Counts, seconds: f64) -> String {
 struct Seen {
     parts: Vec<Part>,
     skips: Vec<Skip>,
-    /// Tests that were ignored, and that nothing else runs.
+    /// Tests that were ignored, and that no other command runs.
     ignored: Vec<Skip>,
     /// The test whose captured output follows.
     test: Option<String>,
@@ -286,7 +286,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// The step, which ended in success or not.
+    /// The step, which succeeded or failed.
     fn step(self, name: &'static str, started: Instant, success: bool) -> Step {
         let counts = self.outcome(success);
         Step {
@@ -301,7 +301,7 @@ impl Seen {
         }
     }
 
-    /// Tests by their ends, for a step that ended in success or not.
+    /// The tests by their results, for a step that succeeded or failed.
     fn outcome(&self, success: bool) -> Counts {
         let mut counts = Counts::default();
         for part in &self.parts {
@@ -409,7 +409,7 @@ fn tee(command: &mut Command, shown: &mut impl Write, seen: &mut Seen) -> bool {
         command.stdin(Stdio::null()).stdout(writer.try_clone()?);
         Ok((command.stderr(writer).spawn()?, reader))
     });
-    // The command's copies of the pipe's end would keep it open.
+    // Otherwise the command's copies of the pipe's end would keep the pipe open.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let (mut child, reader) = match child {
         Ok(begun) => begun,
@@ -432,7 +432,7 @@ fn tee(command: &mut Command, shown: &mut impl Write, seen: &mut Seen) -> bool {
     child.wait().is_ok_and(|status| status.success())
 }
 
-/// A command as one would type it.
+/// A command as a user would type it.
 fn words(command: &Command) -> String {
     let environment = command.get_envs().filter_map(|(name, value)| {
         let value = value?.to_string_lossy();
@@ -450,7 +450,7 @@ fn words(command: &Command) -> String {
 mod tests {
     use super::*;
 
-    /// A step's output, looked at.
+    /// A step's output, after examination.
     fn seen(output: &str) -> Seen {
         let mut seen = Seen::default();
         output.lines().for_each(|line| seen.look_at(line));

@@ -24,7 +24,7 @@ pub(crate) fn check() -> bool {
     steps.conclude()
 }
 
-/// Everything.
+/// All steps.
 pub(crate) fn test() -> bool {
     let mut steps = Steps::default();
     add_checks(&mut steps);
@@ -63,7 +63,7 @@ pub(crate) fn test() -> bool {
     steps.conclude()
 }
 
-/// The models alone.
+/// The loom models alone.
 pub(crate) fn loom() -> bool {
     let mut steps = Steps::default();
     add_models(&mut steps);
@@ -116,7 +116,7 @@ pub(crate) fn sanitize() -> bool {
         &with_fork[..],
         None,
     );
-    // Sanitizers make `mlock` do nothing, so that nothing is locked in that test.
+    // Sanitizers make `mlock` a no-op, so that no memory is locked in that test.
     let locked = Some("pairs_with_many_peers_are_locked_as_they_are_touched");
     // Programs of the documentation are built without the flag.
     let all = ["--lib", "--tests"];
@@ -188,7 +188,7 @@ const HOST: &str = if cfg!(target_arch = "aarch64") {
     "x86_64-unknown-linux-gnu"
 };
 
-/// Seeds of a night. Each day has others.
+/// The seeds of one night. Each day has different seeds.
 const NIGHTLY_SEEDS: u64 = 1_000_000;
 
 /// The simulator: its fixed set of seeds, those of a night, or one seed in detail.
@@ -200,7 +200,7 @@ pub(crate) fn sim(seed: Option<&str>) -> bool {
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
             let day = now.map_or(0, |now| now.as_secs() / 86_400);
             let mut command = simulator("simulator");
-            // A sixth less time, and worth its compilation for a million seeds.
+            // It takes a sixth less time, which is worth the compilation for a million seeds.
             command.env("RUSTFLAGS", "-C target-cpu=native");
             command.args(["--first", &(day * NIGHTLY_SEEDS).to_string()]);
             command.args(["--seeds", &NIGHTLY_SEEDS.to_string()]);
@@ -364,7 +364,7 @@ fn add_e2e(steps: &mut Steps, filter: Option<&str>) {
     steps.run_tests("end to end", command, &[]);
 }
 
-/// The groups of the semantics suite once more, with every connection on a used carrier.
+/// Runs the groups of the semantics suite again, with every connection on a used carrier.
 fn add_everything_express(steps: &mut Steps) {
     let command = || {
         let mut command = end_to_end();
@@ -372,7 +372,7 @@ fn add_everything_express(steps: &mut Steps) {
         command.env("E2E_EVERYTHING_EXPRESS", "1");
         command
     };
-    // These have no such connections, or have been run.
+    // These groups have no such connections, or have been run.
     let others = [
         "one_accelerated_side",
         "over_unix",
@@ -402,7 +402,7 @@ fn add_package(steps: &mut Steps) {
     }
 }
 
-/// The operator's tour, with the package that has just been made.
+/// The operator's tour, with the package made just before.
 fn add_tour(steps: &mut Steps) {
     let this = std::env::current_exe().expect("a running program has a path");
     let mut command = Command::new(this);

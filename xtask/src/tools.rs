@@ -1,14 +1,14 @@
 //! Every program that the tests start is one that `scripts/deps.sh` installs for them.
 //!
-//! A tool that is merely there on the machine where a test was written makes that test fail, or be
-//! skipped, on a fresh one. The names are read from the sources of the tests: the program of
+//! A tool that only exists on the machine where a test was written makes that test fail, or be
+//! skipped, on a fresh machine. The names are read from the sources of the tests: the program of
 //! `Command::new("…")`, of the helpers in `tests/src/host.rs`, and of the calls that start a
 //! program beside the product or in a namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Programs of every Debian system (essential packages), and those that started this program.
+/// Programs of every Debian system (essential packages), and the programs that started this one.
 const ALWAYS_THERE: [&str; 16] = [
     "/bin/cat",
     "/bin/true",
@@ -28,7 +28,7 @@ const ALWAYS_THERE: [&str; 16] = [
     "unshare",
 ];
 
-/// Not started by tests, but by commands for developers.
+/// Programs that no test starts, but commands for developers.
 const NOT_FOR_TESTS: [&str; 5] = [
     "callgrind_control",
     "dpkg-query",
@@ -142,7 +142,7 @@ fn programs(source: &str) -> Vec<String> {
                 .filter_map(|name| string(name.strip_prefix('"')?)),
         );
     }
-    // A part of a format string, a number or an address is not a program's name.
+    // A part of a format string, a number or an address does not name a program.
     found.retain(|name| {
         name.starts_with(|first: char| first.is_ascii_lowercase() || first == '/')
             && !name.contains(['{', ' ', '=', '\\'])

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 /// One comparison.
 pub(crate) struct Case {
-    /// Names its report.
+    /// The name of its report.
     pub(crate) name: &'static str,
-    /// Names it in the table.
+    /// The name of the case in the table.
     pub(crate) title: &'static str,
     /// The metric in the table, under its name in the report.
     pub(crate) metric: &'static str,
@@ -17,7 +17,7 @@ pub(crate) struct Case {
     pub(crate) server: String,
     /// The client's command.
     pub(crate) client: String,
-    /// When the server can be measured.
+    /// The condition under which the server can be measured.
     pub(crate) ready: String,
     programs: [&'static Program; 2],
 }
@@ -156,7 +156,7 @@ pub(crate) fn all(scratch: &Path, seconds: u32, requests: u32) -> io::Result<Vec
                 "{} server --tcp -i 127.0.0.1 -p {sockperf_port}",
                 SOCKPERF.word()
             ),
-            // Past 600,000 messages a second its own bookkeeping ends with an error.
+            // Beyond 600,000 messages a second, the program's own statistics end with an error.
             client: format!(
                 "{} ping-pong --tcp -i 127.0.0.1 -p {sockperf_port} -m 64 --mps 500000 -t \
                 {seconds}",
@@ -205,7 +205,7 @@ fn sysctl(name: &str) -> Option<String> {
 /// Makes nginx's configuration and the page it serves; returns the configuration's path.
 fn nginx_files(scratch: &Path, port: u16) -> io::Result<PathBuf> {
     fs::write(scratch.join("1k"), "x".repeat(1024))?;
-    // As root its workers would change to a user who may not read a private directory.
+    // As root, its workers would become a user who may not read a private directory.
     let user = if is_root() { "user root;\n" } else { "" };
     let dir = scratch.display();
     let text = format!(

@@ -21,24 +21,24 @@ use crate::target;
 
 /// How thoroughly to measure.
 struct Plan {
-    /// Names the directory of the reports.
+    /// The name of the directory of the reports.
     name: &'static str,
     rounds: u32,
     /// If a case begins later than this, on a slow or busy machine, it gets [`ROUNDS_LATE`].
     time_max: Duration,
     warmup: u32,
-    /// Seconds of the programs that run for a time.
+    /// The measured seconds of programs that run for a time.
     seconds: u32,
-    /// Factor on the requests of the programs that run for a number of them.
+    /// The factor on the requests of programs that run for a number of requests.
     requests: u32,
     /// Whether the kernel is compared with itself, too, to know the noise.
     control: bool,
 }
 
-/// Enough rounds for a number, too few for a verdict; the table says so.
+/// Enough rounds for a number, too few for a verdict; the table says that.
 const ROUNDS_LATE: u32 = 3;
 
-/// Everything in under three minutes.
+/// All cases in under three minutes.
 pub(crate) fn demo() -> bool {
     run(&Plan {
         name: "demo",
@@ -141,7 +141,7 @@ fn measure(
     }
     command.args(["--server", &case.server, "--client", &case.client]);
     command.arg("--html").arg(file("html"));
-    // Cargo's, and no business of the programs under test.
+    // These variables are Cargo's, and must not reach the programs under test.
     command.env_remove("LD_LIBRARY_PATH");
     let output = command
         .stderr(Stdio::inherit())
@@ -153,7 +153,7 @@ fn measure(
     serde_json::from_str(&text).map_err(|_| "the comparison failed; its reason stands above".into())
 }
 
-/// The findings of `toehold doctor` about this host, in a few lines.
+/// The results of `toehold doctor` about this host, in a few lines.
 fn doctor(toehold: &Path) -> String {
     let output = Command::new(toehold).args(["doctor", "--json"]).output();
     let report: Option<Value> = output

@@ -17,8 +17,8 @@ struct Numbers {
     unit: String,
     host: f64,
     direct: f64,
-    /// The improvement: above 1 is better than the kernel, whether more or less of the metric is
-    /// better.
+    /// The improvement: above 1 is better than the kernel, both for metrics where more is better
+    /// and for those where less is better.
     times: f64,
     low: f64,
     high: f64,

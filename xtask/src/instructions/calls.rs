@@ -1,7 +1,7 @@
-//! Instructions that a call of the program's takes in the library and in libc.
+//! Counts the instructions of a program's call, in the library and in libc.
 //!
-//! `tests/bin/calls` makes them on a connection to itself, upgraded or on the kernel. The
-//! difference of two runs leaves out how the connection came to be.
+//! `tests/bin/calls` makes the calls on a connection to itself, upgraded or on the kernel. The
+//! difference of two runs excludes the setup of the connection.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -75,7 +75,7 @@ fn table() -> Result<String, String> {
     Ok(table)
 }
 
-/// How the program runs.
+/// The way in which the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// Without the library.

@@ -60,13 +60,13 @@ fn count(work: &str, flows: u64, more: &[&str]) -> Result<u64, String> {
     Ok((many - few) / (2 * turn))
 }
 
-/// Turns that each flow has had before it is counted: the first segments of a connection take the
-/// slow path, and the first sixteen that it receives are acknowledged one by one.
+/// Turns of each flow before the count begins: the first segments of a connection take the slow
+/// path, and the engine acknowledges the first sixteen received segments one by one.
 fn turns_to_begin(work: &str) -> u64 {
     if work.starts_with("receive") { 20 } else { 1 }
 }
 
-/// Segments that a flow's turn takes.
+/// Segments in one turn of a flow.
 fn burst(work: &str) -> u64 {
     let mut words = work.split(' ').skip_while(|&word| word != "--burst");
     let default = if work.starts_with("send") { 2 } else { 1 };

@@ -1,4 +1,4 @@
-//! Instructions, counted by callgrind: exact, whatever else the machine does.
+//! Instructions, counted by callgrind: exact, even on a busy machine.
 
 use std::process::Command;
 
@@ -36,7 +36,7 @@ fn release(name: &str) -> std::path::PathBuf {
     target().join("release").join(name)
 }
 
-/// The instructions that callgrind counts while `command` runs, which has callgrind in it.
+/// The instructions that callgrind counts while `command` runs. The command includes callgrind.
 fn counted(command: &mut Command) -> Result<u64, String> {
     let done = command
         .output()

@@ -20,16 +20,16 @@ use serde::{Deserialize, Serialize};
 
 use super::output;
 
-/// Samples of every processor a second. A number that nothing else ticks by.
+/// Samples of every processor per second. The number is no multiple of other timers' rates.
 const SAMPLES_PER_SECOND: &str = "997";
 
 /// The programs at both ends.
 #[derive(Clone)]
 pub(super) struct Ends<'a> {
-    /// By their numbers: servers, the adapter.
+    /// Processes by their numbers: servers, the adapter.
     pub(super) near: BTreeSet<u32>,
     pub(super) far: BTreeSet<u32>,
-    /// The client, which starts with the samples, by its name.
+    /// The client, by its name: it starts together with the samples.
     pub(super) client: &'a str,
     pub(super) client_is_near: bool,
     /// Near programs send on loopback, too: the engine's do, the kernel's do not.
@@ -51,13 +51,13 @@ impl Ends<'_> {
 /// Seconds of one core, for each unit of work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Account {
-    /// The near end's work, in whichever process it was done.
+    /// The near end's work, in the processes of either end.
     pub(super) near: f64,
-    /// Receiving that belongs to an end, but to which is not known.
+    /// Receiving for an end that is not known.
     pub(super) unknown: f64,
 }
 
-/// Runs a command while the processors are sampled; its output, and the samples' file.
+/// Runs a command while the processors are sampled; returns its output, and the samples' file.
 pub(super) fn sampled(mut perf: Command, client: &Command, file: &Path) -> Result<String, String> {
     perf.args(["record", "--all-cpus", "--event", "cpu-clock", "-g", "-q"]);
     perf.args(["--freq", SAMPLES_PER_SECOND, "--output"])
@@ -80,7 +80,7 @@ pub(super) fn read(file: &Path, ends: &Ends<'_>) -> Result<Account, String> {
     Ok(account(&said, ends, 1.0 / rate))
 }
 
-/// `seconds` for each sample.
+/// The seconds that each sample stands for.
 fn account(said: &str, ends: &Ends<'_>, seconds: f64) -> Account {
     let mut account = Account::default();
     for sample in said.split("\n\n") {

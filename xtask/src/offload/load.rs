@@ -17,7 +17,7 @@ use super::{Case, Link, Work, output, wait_for};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arm {
     Kernel,
-    /// The kernel once more: how far it differs from itself is the noise floor.
+    /// The kernel a second time: its difference from itself is the noise floor.
     Again,
     Engine,
 }
@@ -34,11 +34,11 @@ pub(super) struct Sample {
     pub(super) cpu_all: f64,
     /// CPU time of the near end: its program, and the adapter if it is on the path.
     pub(super) cpu_near: f64,
-    /// Of the adapter alone.
+    /// CPU time of the adapter alone.
     pub(super) cpu_adapter: f64,
 }
 
-/// A client's numbers about its own run.
+/// A client's measurements of its own run.
 struct Outcome {
     /// Gigabytes, or requests.
     units: f64,
@@ -55,7 +55,8 @@ pub(super) struct Scene<'n> {
     case: Case,
     runtime: TempDir,
     adapter: Program,
-    /// The server that the kernel arm talks to, and the engine arm's. Far ones are the same.
+    /// The server of the kernel's arm, and the server of the engine's arm. At the far end they are
+    /// one server.
     servers: Vec<Program>,
 }
 
@@ -198,8 +199,8 @@ impl<'n> Scene<'n> {
         })
     }
 
-    /// Runs the load once more, while every processor is sampled. Seconds of the near end for each
-    /// unit, with receiving counted where it belongs.
+    /// Runs the load once more, while every processor is sampled. Returns the near end's seconds
+    /// for each unit, with receiving attributed to the end that receives.
     pub(super) fn account(&self, arm: Arm) -> Result<Account, String> {
         let load = Redis::of(self.case.work);
         let near_serves = load.is_some_and(|load| load.near_serves);
@@ -313,7 +314,7 @@ impl Program {
         Ok(Program(started))
     }
 
-    /// Seconds that all its threads have run.
+    /// The seconds for which all its threads have run.
     fn cpu(&self) -> Result<f64, String> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.0.id()));
         let tasks = tasks.map_err(|error| format!("a program has ended: {error}"))?;
@@ -374,7 +375,7 @@ fn requests_of(said: &str, count: u32) -> Result<Outcome, String> {
     }
 }
 
-/// Seconds that children have run which have ended.
+/// The seconds for which finished children have run.
 fn children_cpu() -> f64 {
     // SAFETY: zeroes are a value of this plain structure, which the call fills in.
     let usage = unsafe {

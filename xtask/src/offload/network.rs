@@ -6,13 +6,13 @@ use toehold_network::Namespace;
 
 use super::{Link, output};
 
-/// The congestion control of all kernels: a usual one, with which the kernel performs best on a
-/// link without loss.
+/// The congestion control of all kernels: a usual algorithm, with which the kernel performs best on
+/// a link without loss.
 pub(super) const CONGESTION: &str = "reno";
 /// The near end's addresses: by the kernel, and by the engine.
 pub(super) const NEAR_KERNEL: &str = "10.85.0.2";
 pub(super) const NEAR_ENGINE: &str = "10.84.0.2";
-/// The far end's, one for each.
+/// The far end's addresses, one for each path.
 pub(super) const FAR_BY_KERNEL: &str = "10.85.0.1";
 pub(super) const FAR_BY_ENGINE: &str = "10.84.0.1";
 
@@ -37,11 +37,11 @@ impl Network {
             namespace.ip(&format!("link set {device} up"))?;
         }
         for namespace in [near, far] {
-            // A file of /proc/sys/net is that of the thread's namespace.
+            // A file of /proc/sys/net belongs to the thread's namespace.
             let set = || std::fs::write("/proc/sys/net/ipv4/tcp_congestion_control", CONGESTION);
             let set = namespace.within(set);
             set.map_err(|error| format!("congestion control {CONGESTION}: {error}"))?;
-            // A client of short connections uses up the ports of a minute.
+            // A client of short connections would use up the ports that are free in a minute.
             let set = || {
                 std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "10000 65535")?;
                 std::fs::write("/proc/sys/net/ipv4/tcp_tw_reuse", "1")
@@ -80,7 +80,7 @@ impl Network {
             match device {
                 // For a TAP device, the engine decides about offloads.
                 "toe0" => command.args(["gso", state]),
-                // XDP at the other end leaves it to send frames as they are.
+                // XDP at the other end requires that it sends frames unchanged.
                 "x1" => &mut command,
                 _ => command.args(["gso", state, "tso", state]),
             };

@@ -1,4 +1,4 @@
-//! A path of any delay, rate and queue, in user space, because not every kernel has netem.
+//! A path of any delay, rate and queue, in user space, because some kernels lack netem.
 //!
 //! ```text
 //!   near ── v0 ══ TAP ──► queue ── rate ── delay ──► TAP ══ v1 ── far    and one for the way back
@@ -19,7 +19,7 @@ use toehold_network::Namespace;
 /// The properties of a path, the same in both directions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
-    /// Time that a frame travels.
+    /// The propagation time of a frame.
     pub(super) delay: Duration,
     /// Rate of the bottleneck in bytes a second, and the bytes that may wait before it.
     pub(super) bottleneck: Option<(f64, f64)>,
@@ -39,11 +39,11 @@ const FRAMES_PER_TURN: usize = 64;
 const FRAME_BYTES_MAX: usize = VnetHeader::BYTES + 70_000;
 /// The devices' own queues: long enough that the path's queue is the one that counts.
 const DEVICE_QUEUE_FRAMES: u32 = 20_000;
-/// How long to sleep while no frame is in flight.
+/// The longest sleep while no frame is in flight.
 const IDLE: Duration = Duration::from_millis(20);
 
 impl Path {
-    /// Lays a path. Both devices are up when it returns; their addresses are the caller's.
+    /// Creates a path. Both devices are up when it returns; the caller sets their addresses.
     pub(super) fn lay(near: &Namespace, far: &Namespace, shape: Shape) -> Result<Path, String> {
         let ends = [(near, "v0"), (far, "v1")];
         let mut taps = Vec::new();
@@ -94,7 +94,7 @@ impl Drop for Path {
 struct Way {
     shape: Shape,
     travelling: VecDeque<Frame>,
-    /// When the bottleneck has sent all that it has taken.
+    /// The time at which the bottleneck has sent all frames that it has taken.
     clear_at: Instant,
     buffer: Vec<u8>,
     dropped: u64,
@@ -120,7 +120,7 @@ impl Way {
 
     fn turn(&mut self, from: &Tap, to: &Tap) {
         for _ in 0..FRAMES_PER_TURN {
-            // A device that is down has nothing.
+            // A device that is down has no frame.
             let Ok(Some((length, header))) = from.receive_behind_header(&mut self.buffer) else {
                 break;
             };
@@ -141,7 +141,7 @@ impl Way {
         await_readable(from, wait.min(IDLE));
     }
 
-    /// A frame at the beginning of the path.
+    /// A frame at the entrance of the path.
     fn take(&mut self, now: Instant, header: VnetHeader, length: usize) {
         let mut leaves = now;
         if let Some((bytes_per_second, queue_bytes)) = self.shape.bottleneck {

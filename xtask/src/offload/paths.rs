@@ -29,12 +29,12 @@ const FAR: &str = "10.85.0.1";
 const PORTS: [&str; 2] = ["5301", "5302"];
 /// The round trips over which windows are compared.
 const ROUND_TRIPS_MS: [u64; 3] = [10, 40, 100];
-/// Congestion control of all streams for which nothing else is said.
+/// The congestion control of all streams, unless a measurement sets another.
 const DEFAULT: &str = "cubic";
 /// The bottleneck of the comparison of shares, with a queue of one bandwidth-delay product.
 const BOTTLENECK_MBIT: f64 = 100.0;
 const BOTTLENECK_ROUND_TRIP: Duration = Duration::from_millis(40);
-/// Congestion controls that meet: the engine's, and the kernel's beside it.
+/// Pairs of congestion controls: the engine's, and the kernel's beside it.
 const MEETINGS: [(&str, &str); 4] = [
     ("cubic", "cubic"),
     ("bbr", "bbr"),
@@ -178,7 +178,7 @@ fn windows(toehold: &FilePath, rounds: u32, seconds: u32) -> Result<Value, Strin
     Ok(all.into())
 }
 
-/// Two streams at once: the part of the bottleneck that the first one gets.
+/// Two streams at once: the share of the bottleneck that the first one gets.
 fn shares(toehold: &FilePath, plan: &Plan) -> Result<Value, String> {
     println!("\n| first stream | second stream | both | share of the first |\n|---|---|---|---|");
     let bytes_per_second = BOTTLENECK_MBIT * 1e6 / 8.0;
@@ -226,7 +226,7 @@ fn shares(toehold: &FilePath, plan: &Plan) -> Result<Value, String> {
     Ok(all.into())
 }
 
-/// Two namespaces, the path between them, the engine at the near end, servers at the far one.
+/// Two namespaces, the path between them, the engine at the near end, servers at the far end.
 struct Scene {
     toehold: PathBuf,
     runtime: TempDir,
@@ -314,7 +314,7 @@ impl Scene {
         } else {
             self.near.command("iperf3")
         };
-        // Of the kernel's sockets: of the far one, too, where that one sends.
+        // These are the kernel's sockets: the far kernel's, too, when the far end sends.
         command.args(["-C", congestion]);
         command.args(["-c", FAR, "-p", port, "-J", "-t", &seconds.to_string()]);
         command
@@ -330,7 +330,7 @@ impl Drop for Scene {
     }
 }
 
-/// The engine has begun when the adapter tells its MTU.
+/// The engine has started when the adapter reports the engine's MTU.
 fn start_adapter(
     command: Command,
     options: &[&str],

@@ -31,7 +31,7 @@ const OFF: [&str; 6] = [
 /// A combination's name, and its differences from [`OFF`]. The first of a table is the base of all
 /// its ratios.
 type Combination = (&'static str, &'static [&'static str]);
-/// LRO needs checksums left to the link.
+/// LRO requires that checksums are offloaded to the link.
 const RECEIVING: [Combination; 9] = [
     ("none", &[]),
     ("split-headers", &["split-headers=on"]),
@@ -58,7 +58,7 @@ const RECEIVING: [Combination; 9] = [
         ],
     ),
 ];
-/// LSO needs checksums left to the link, too.
+/// LSO requires that checksums are offloaded to the link, too.
 const SENDING: [Combination; 3] = [
     ("none", &[]),
     ("checksum", &["checksum=on"]),
@@ -92,7 +92,7 @@ over two. Needs root, ip and ethtool (make deps). N rounds of one second each, 5
 /// The direction of bulk data, and the number of connections.
 #[derive(Clone, Copy, Debug)]
 struct Load {
-    /// A pattern of the generator's.
+    /// A pattern of the generator.
     pattern: &'static str,
     streams: u32,
 }
@@ -167,7 +167,7 @@ pub(crate) fn run(arguments: &[String]) -> bool {
 /// An adapter over a TAP device, and the generator's server at the far end.
 struct Scene {
     network: Network,
-    /// Ended before the network is taken away.
+    /// Ended before the network is removed.
     adapter: Adapter,
     server: Child,
     toehold: PathBuf,
@@ -212,7 +212,7 @@ impl Scene {
         })
     }
 
-    /// Throws the switches of a combination.
+    /// Sets the switches of a combination.
     fn set(&self, switches: &[&str]) -> Result<(), String> {
         for setting in OFF.iter().chain(switches) {
             let mut command = Command::new(&self.toehold);
@@ -293,7 +293,7 @@ fn take_turns<S: Borrow<Scene>>(
     let mut samples = vec![vec![Vec::new(); count]; SIZES.len()];
     for round in 0..rounds {
         for at in 0..count {
-            // Each round begins with another one.
+            // Each round begins with another combination.
             let at = (at + round) % count;
             let scene = prepare(at)?;
             for (size, samples) in SIZES.iter().zip(&mut samples) {
@@ -355,7 +355,7 @@ fn count_misses() -> Result<Value, String> {
 #[derive(Debug)]
 struct Counts {
     instructions: u64,
-    /// Reads and writes of data that the first level did not have.
+    /// Reads and writes of data that missed the first level.
     first_level: u64,
     /// The misses that missed the last-level cache, too.
     last_level: u64,

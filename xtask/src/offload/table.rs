@@ -102,7 +102,7 @@ impl Row {
         })
     }
 
-    /// How far the kernel's rate differs from itself.
+    /// The difference of the kernel's rate from itself.
     fn floor(&self) -> Option<f64> {
         let ratio = ratio(&self.samples.kernel, &self.samples.again, |sample| {
             sample.rate

@@ -1,4 +1,4 @@
-//! Apache httpd's own tests, in Perl: the server that is installed, the tests of its source.
+//! Apache httpd's own tests, in Perl: the installed server with the tests of its source.
 //!
 //! A file of tests is one test here. The files have some 6,300 checks between them.
 
@@ -11,11 +11,12 @@ use super::run::{Outcome, Program, Reading};
 use super::source;
 use crate::root;
 
-/// Longer than any file of tests takes, and than the server with its certificates to begin.
+/// Longer than any file of tests takes, and longer than the server with its certificates takes to
+/// start.
 const TIME_LIMIT: Duration = Duration::from_secs(180);
 const PACKAGE: &str = "apache2";
 const SCRIPT: &str = "apache_suite.sh";
-/// Where Debian keeps the tests in the source of its package.
+/// The folder in which Debian keeps the tests in the source of its package.
 const FRAMEWORK: &str = "debian/perl-framework";
 /// The programs, and the folders of tests that each runs: parts of similar duration. PHP's tests
 /// need a module that Debian's Apache packages do not have.

@@ -6,9 +6,10 @@ use std::time::Duration;
 use super::run::{Outcome, Program, Reading};
 use super::source;
 
-/// Longer than any test takes, and its servers to start.
+/// Longer than any test takes, and longer than its servers take to start.
 const TIME_LIMIT: Duration = Duration::from_secs(120);
-/// How many tests one program runs. Where one differs, only its program is run again.
+/// The number of tests that one program runs. If one of them differs, only its program is run
+/// again.
 const TESTS_EACH: usize = 60;
 /// Options of `configure`: the features that curl's tests need.
 const CONFIGURE: [&str; 10] = [

@@ -1,9 +1,9 @@
 //! Differences between the kernel and Toehold that a user would accept, each with the reason.
 
-/// A test that comes out otherwise under Toehold.
+/// A test whose result differs under Toehold.
 struct Accepted {
     suite: &'static str,
-    /// As the table names it.
+    /// The test's name in the table.
     test: &'static str,
     reason: &'static str,
 }
@@ -25,7 +25,7 @@ const ACCEPTED: &[Accepted] = &[
 const UNSTEADY_REUSE: &str = "fails on the kernel, too, in one run of five: the second client \
     comes before HAProxy has put the first one's connection aside";
 
-/// Why a difference is accepted, if it is.
+/// The reason why a difference is accepted, if it is.
 pub(crate) fn reason(suite: &str, test: &str) -> Option<&'static str> {
     let mut all = ACCEPTED.iter();
     let found = all.find(|one| one.suite == suite && one.test == test)?;

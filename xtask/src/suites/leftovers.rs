@@ -24,14 +24,15 @@ pub(crate) const JOURNAL: &str = "TOEHOLD_SUITE_JOURNAL";
 const COOKIE: &str = "network";
 /// The file of a run's folder that the run has locked.
 const LOCK: &str = "lock";
-/// How the name of the file begins that says that a suite is being run.
+/// The prefix of the file that says that a suite is being run.
 const RESERVED: &str = "toehold-suite-lock-";
-/// How the name of a run's folder begins.
+/// The prefix of the name of a run's folder.
 const PREFIX: &str = "toehold-suites-";
 
 static ENDED: AtomicBool = AtomicBool::new(false);
 
-/// Has SIGINT, SIGTERM and SIGHUP set the flag of [`is_ended`]. A second one ends this program.
+/// Makes SIGINT, SIGTERM and SIGHUP set the flag of [`is_ended`]. A second signal ends this
+/// program.
 pub(crate) fn watch_signals() {
     extern "C" fn note(_: libc::c_int) {
         // Relaxed: the flag publishes no other data.
@@ -52,7 +53,7 @@ pub(crate) fn is_ended() -> bool {
     ENDED.load(Ordering::Relaxed)
 }
 
-/// The folder of a run, removed with all that is in it.
+/// The folder of a run. It is removed with its contents.
 #[derive(Debug)]
 pub(crate) struct Folder {
     dir: tempfile::TempDir,
@@ -61,7 +62,7 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Makes one, with a note of its network.
+    /// Makes a folder, with a note of its network.
     pub(crate) fn new(network: Option<&Namespace>) -> std::io::Result<Folder> {
         let dir = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
         if let Some(cookie) = network.and_then(Namespace::cookie) {
@@ -107,7 +108,7 @@ pub(crate) fn end_those_of(folder: &Path) {
         let process = PathBuf::from(format!("/proc/{pid}"));
         let environment = fs::read(process.join("environ")).unwrap_or_default();
         let mut variables = environment.split(|byte| *byte == 0);
-        // Most are in our own network.
+        // Most processes are in our own network.
         let is_elsewhere = fs::read_link(process.join("ns/net")).ok() != ours;
         if variables.any(|variable| variable.starts_with(start.as_bytes()))
             || is_elsewhere && cookie.is_some() && cookie_of(&process) == cookie

@@ -39,9 +39,9 @@ use self::run::{Grounds, Outcome, Program, Results, Way};
 use self::table::Part;
 use crate::root;
 
-/// How often a test that differs is repeated, each way, before it is reported.
+/// The number of repetitions of a differing test, each way, before it is reported.
 const REPEATS: usize = 4;
-/// How many programs of a suite are told of with their times.
+/// The number of a suite's programs that are reported with their times.
 const SLOWEST_SHOWN: usize = 5;
 
 /// A suite.
@@ -51,13 +51,13 @@ struct Suite {
     /// How many of its programs run at the same time, each in its own network. One if they share
     /// files.
     at_once: usize,
-    /// Where root runs the suites: the user that runs its programs.
+    /// The user that runs the suite's programs when root runs the suites.
     user: Option<&'static str>,
     /// Its programs; only the quick ones where the flag is set. Builds them first, if necessary.
     programs: fn(is_quick: bool) -> Result<Vec<Program>, String>,
 }
 
-/// In starting order: long suites first.
+/// All suites, in starting order: long suites first.
 const SUITES: [Suite; 11] = [
     Suite {
         name: "python",
@@ -84,8 +84,8 @@ const SUITES: [Suite; 11] = [
         name: "varnish",
         about: "Varnish: its own tests, and those of its modules",
         at_once: 3,
-        // Started by root, a server gives its connections to workers of another user, who may
-        // not pair with connections of root's.
+        // When root starts a server, the server gives its connections to workers of another user.
+        // These workers may not pair with connections of root.
         user: Some("varnish"),
         programs: vtc::varnish,
     },
@@ -146,7 +146,8 @@ struct Row {
     suite: &'static str,
     plain: Results,
     accelerated: Results,
-    /// Each test that came out otherwise under Toehold, every time that it passed on the kernel.
+    /// Each test whose result differed under Toehold, every time that the test passed on the
+    /// kernel.
     differences: Vec<Difference>,
     /// Tests whose results on the kernel vary.
     unsteady: Vec<String>,
@@ -157,7 +158,7 @@ struct Difference {
     test: String,
     plain: Outcome,
     accelerated: Outcome,
-    /// Of the runs under Toehold, how many did not pass.
+    /// The number of runs under Toehold that did not pass.
     bad: usize,
     runs: usize,
     accepted: Option<&'static str>,
@@ -249,7 +250,7 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     for path in [value("--json"), value("--merge")].into_iter().flatten() {
         complete &= write(path, &format!("{:#}\n", json!({ "suites": entries })));
     }
-    // As the test runner says it, for the closing table of a full test.
+    // In the test runner's format, for the closing table of a full test.
     let passed: usize = rows
         .iter()
         .map(|row| row.accelerated.count(Outcome::Passed))
@@ -350,7 +351,7 @@ fn examine(suite: &Suite, programs: &[Program]) -> Result<Row, String> {
     let accelerated = ground.run(programs, Way::Accelerated);
     let (mut differences, mut unsteady) = (Vec::new(), Vec::new());
     let suspects = different(&plain.outcomes, &accelerated.outcomes);
-    // The runs of each program that has one, again.
+    // The programs of the differing tests, again.
     let has_suspect = |program: &&Program| {
         let prefix = format!("{}/", program.name);
         suspects
@@ -401,7 +402,7 @@ fn examine(suite: &Suite, programs: &[Program]) -> Result<Row, String> {
     })
 }
 
-/// A test that is not there did not come to run.
+/// A test without a result did not run.
 fn outcome(tests: &BTreeMap<String, Outcome>, test: &str) -> Outcome {
     let missing = match test.ends_with("/to its end") {
         true => Outcome::Passed,
@@ -410,7 +411,7 @@ fn outcome(tests: &BTreeMap<String, Outcome>, test: &str) -> Outcome {
     tests.get(test).copied().unwrap_or(missing)
 }
 
-/// The tests that came out otherwise.
+/// The tests with different results.
 fn different(
     plain: &BTreeMap<String, Outcome>,
     accelerated: &BTreeMap<String, Outcome>,
@@ -432,7 +433,7 @@ impl Results {
 }
 
 impl Row {
-    /// Nothing unexplained, and something accelerated.
+    /// True when no difference is unexplained, and some connection was accelerated.
     fn is_good(&self) -> bool {
         self.accelerated.channels > 0
             && self.plain.count(Outcome::Passed) > 0

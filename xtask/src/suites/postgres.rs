@@ -12,9 +12,9 @@ use super::run::{Outcome, Program, Reading};
 use super::source;
 use crate::root;
 
-/// Longer than any test takes, and the server to begin.
+/// Longer than any test takes, and longer than the server takes to start.
 const TIME_LIMIT: Duration = Duration::from_secs(180);
-/// The package of the server, and where it is.
+/// The package of the server, and its folder.
 const PACKAGE: &str = "postgresql-15";
 const INSTALLED: &str = "/usr/lib/postgresql/15";
 const SCRIPT: &str = "postgres_suite.sh";
@@ -31,7 +31,7 @@ const LIBRARIES: [&str; 2] = ["autoinc.so", "refint.so"];
 /// copying. Later groups take longer, and need the results of earlier ones.
 const QUICK_GROUPS: usize = 6;
 
-/// A program for each of the two; the quick part has the first tests of one.
+/// A program for each of the two kinds of tests; the quick part has the first tests of one kind.
 pub(super) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
     let runners = Path::new(INSTALLED).join("lib/pgxs/src/test");
     let regress = runners.join("regress/pg_regress");

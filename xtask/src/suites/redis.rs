@@ -1,6 +1,6 @@
-//! Redis's own test suite: the servers that are installed, and Tcl clients.
+//! Redis's own test suite: the installed servers, and Tcl clients.
 //!
-//! Source and servers must be of one version.
+//! Source and servers must have one version.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::source;
 
 /// Longer than any single test takes.
 const TIME_LIMIT: Duration = Duration::from_secs(240);
-/// Tests that are left out, and why.
+/// Tests that are left out, with the reasons.
 const LEFT_OUT: [(&str, &str); 5] = [
     (
         "integration/corrupt-dump-fuzzer",
@@ -95,8 +95,8 @@ pub(super) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
     prepared.map_err(|error| format!("{}: {error}", work.display()))?;
     let mut all = Vec::new();
     for (number, (name, command, reading)) in tests.into_iter().enumerate() {
-        // A run begins with the removal of all that is in its folder for files. The path of a Unix
-        // socket in it has at most 107 bytes: names of tests are too long.
+        // A run begins by removing everything in its folder for files. The path of a Unix socket in
+        // that folder has at most 107 bytes: names of tests are too long.
         let dir = work.join(number.to_string());
         prepare(&source, &programs, &dir).map_err(|error| format!("{}: {error}", dir.display()))?;
         all.push(Program {
@@ -196,13 +196,14 @@ fn without_numbers(test: &str) -> String {
     name
 }
 
-/// A folder in which the suite may write, with the installed programs where it looks for them.
+/// A folder in which the suite may write, with the installed programs in the places where the suite
+/// expects them.
 fn prepare(from: &Path, programs: &[PathBuf], work: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(work.join("src"))?;
     for (name, program) in PROGRAMS.iter().zip(programs) {
         std::os::unix::fs::symlink(program, work.join("src").join(name))?;
     }
-    // A server by this name is a sentinel.
+    // A server with this name is a sentinel.
     std::os::unix::fs::symlink(&programs[0], work.join("src/redis-sentinel"))?;
     // A run writes only into `tests`; the suite only reads the rest.
     for entry in std::fs::read_dir(from)? {

@@ -27,26 +27,26 @@ use crate::adapter::{Adapter, as_user};
 use crate::target;
 use toehold_network::Namespace;
 
-/// How often running programs are looked at.
+/// The interval between checks of running programs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How often the adapter is asked for connections.
+/// The interval between questions to the adapter about connections.
 const ASK_EVERY: Duration = Duration::from_millis(150);
-/// How often a program is started again after a test of it hung.
+/// The number of times that a program is started again after one of its tests hung.
 const STARTS_MAX: usize = 40;
 
 /// Larger output is not kept: memcached's programs print all their measurements.
 const KEPT_BYTES_MAX: u64 = 4 << 20;
 
-/// How a test ended.
+/// The result of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outcome {
-    /// It found nothing wrong.
+    /// The test found no fault.
     Passed,
     /// The test refused to run here.
     Skipped,
-    /// It found something wrong, or died.
+    /// The test found a fault, or died.
     Failed,
-    /// It had not ended when our time_limit had.
+    /// The test had not ended within our time limit.
     Hung,
 }
 
@@ -57,17 +57,17 @@ pub(crate) struct Program {
     pub(crate) name: String,
     /// The program and its arguments.
     pub(crate) command: Vec<OsString>,
-    /// Where it is started.
+    /// The folder in which it is started.
     pub(crate) dir: PathBuf,
     /// Variables added to its environment.
     pub(crate) environment: Vec<(&'static str, OsString)>,
-    /// How its tests are told from each other.
+    /// The way in which its tests are distinguished.
     pub(crate) reading: Reading,
-    /// How long it may go without news of a test.
+    /// The time for which it may run without news of a test.
     pub(crate) time_limit: Duration,
 }
 
-/// How the outcome of tests is read from a program.
+/// The way in which the outcome of tests is read from a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reading {
     /// One test: judged by the program's output and exit status.
@@ -90,11 +90,11 @@ pub(crate) struct Results {
     pub(crate) upgraded: usize,
     /// Connections that the adapter gave a channel: exact, unlike `upgraded`.
     pub(crate) channels: u64,
-    /// How long each program took.
+    /// The time that each program took.
     pub(crate) seconds: BTreeMap<String, f64>,
 }
 
-/// How a program is run.
+/// The way in which a program is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// Unchanged.
@@ -141,7 +141,7 @@ impl Grounds {
     }
 }
 
-/// A network, an adapter in it, and a folder for what programs write.
+/// A network, an adapter in it, and a folder for the files that programs write.
 #[derive(Debug)]
 struct Ground {
     suite: &'static str,
@@ -149,14 +149,14 @@ struct Ground {
     network: Option<Namespace>,
     adapter: Adapter,
     work: Folder,
-    /// The user of the adapter and of the programs, where it is not the one that runs this.
+    /// The user of the adapter and of the programs, if it is not the user that runs this program.
     user: Option<&'static str>,
     toehold: PathBuf,
     library: PathBuf,
 }
 
 impl Ground {
-    /// Prepares all of it for a suite.
+    /// Prepares the ground for a suite.
     fn new(suite: &'static str, user: Option<&'static str>) -> Result<Ground, String> {
         // SAFETY: takes nothing, cannot fail.
         let user = user.filter(|_| unsafe { libc::geteuid() } == 0);
@@ -207,7 +207,7 @@ impl Ground {
         Ok(copy)
     }
 
-    /// Runs programs one after the other, as `next` gives them.
+    /// Runs programs one after the other, as `next` returns them.
     fn run<'a>(&self, next: impl Fn() -> Option<&'a Program>, way: Way) -> Results {
         let (done, seen) = (AtomicBool::new(false), Mutex::new(Vec::new()));
         let mut results = Results::default();
@@ -266,7 +266,7 @@ impl Ground {
         }
     }
 
-    /// Runs one program, again where a test of many hung.
+    /// Runs one program, and runs it again if one of its many tests hung.
     fn run_one(&self, program: &Program, way: Way) -> BTreeMap<String, Outcome> {
         let journal = self.work.path().join("journal");
         let output = self.work.path().join("output");
@@ -421,7 +421,7 @@ fn within(network: Option<&Namespace>, user: Option<&str>, program: &Path) -> Co
     command
 }
 
-/// Makes a folder and all in it a user's.
+/// Gives a folder and its contents to a user.
 fn give(user: &str, folder: &Path) -> Result<(), String> {
     let mut command = Command::new("chown");
     let given = command
@@ -436,7 +436,7 @@ fn give(user: &str, folder: &Path) -> Result<(), String> {
     }
 }
 
-/// Has a command killed when this program ends, however it ends.
+/// Makes the kernel kill a command when this program ends, for any reason.
 fn end_with_us(command: &mut Command) {
     // SAFETY: the call between fork and exec takes numbers and makes one system call.
     unsafe {

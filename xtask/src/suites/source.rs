@@ -16,7 +16,7 @@ const ORIGINALS: &str = "TOEHOLD_SUITES_ORIGINALS";
 /// A part of apt, which downloads a file and checks it.
 const DOWNLOADER: &str = "/usr/lib/apt/apt-helper";
 
-/// The folder for everything that suites need.
+/// The folder for all files of the suites.
 pub(crate) fn cache() -> PathBuf {
     target().join("suites")
 }
@@ -30,8 +30,8 @@ pub(crate) fn of_package(package: &str) -> Result<PathBuf, String> {
     fetched(package, package, &of_release(&sources()?))
 }
 
-/// The unpacked source that an installed package was built from; where it is no longer to be had,
-/// the source that the release came with.
+/// The unpacked source that an installed package was built from. If it is not available any more,
+/// the source that came with the release.
 pub(crate) fn of_installed(package: &str) -> Result<PathBuf, String> {
     let mut ask = Command::new("dpkg-query");
     let answer = ask
@@ -68,7 +68,7 @@ fn sources() -> Result<String, String> {
     Ok(list)
 }
 
-/// The lines of a list that are about a release, and not about its updates.
+/// The lines of a list that name a release, and not its updates.
 fn of_release(list: &str) -> String {
     let is_of_release = |line: &&str| {
         let release = line.split_whitespace().nth(2);

@@ -1,6 +1,6 @@
-//! Tests in the language of Varnish: HAProxy's and Varnish's own, against the servers that are
-//! installed. `varnishtest` runs the clients and servers of a test as threads, and starts the
-//! server under test.
+//! Tests in the language of Varnish: HAProxy's and Varnish's own, against the installed servers.
+//! `varnishtest` runs the clients and servers of a test as threads, and starts the server under
+//! test.
 
 use std::ffi::OsString;
 use std::io;
@@ -11,9 +11,9 @@ use std::time::Duration;
 use super::run::{Outcome, Program, Reading};
 use super::source;
 
-/// How long `varnishtest` gives a test, in seconds. Few take more than ten.
+/// The seconds that `varnishtest` gives a test. Few tests take more than ten.
 const SECONDS: &str = "60";
-/// Longer than the limit of its own runner.
+/// Longer than the limit of HAProxy's own runner.
 const TIME_LIMIT: Duration = Duration::from_secs(90);
 /// The folder of Debian's servers, which is not in an ordinary user's `PATH`.
 const SERVERS: &str = "/usr/sbin";
@@ -65,8 +65,8 @@ pub(super) fn haproxy(is_quick: bool) -> Result<Vec<Program>, String> {
     Ok(tests.iter().filter(is_wanted).map(program).collect())
 }
 
-/// Has HAProxy's script say which tests the installed HAProxy can run, without running them: its
-/// own folder for files makes the names of Unix sockets too long.
+/// Makes HAProxy's script list the tests that the installed HAProxy can run, without running them:
+/// the script's own folder for files would make the names of Unix sockets too long.
 fn choose(source: &Path, server: &Path) -> Result<String, String> {
     let scratch = tempfile::tempdir().map_err(|error| error.to_string())?;
     let mut command = Command::new("sh");

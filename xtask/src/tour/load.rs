@@ -12,7 +12,7 @@ const CLIENTS: usize = 2;
 const BATCH: usize = 25;
 /// The number of items in the database; `app.sql` makes them.
 const ITEMS: usize = 200;
-/// Between two batches, so that the other programs of a small host get their turn.
+/// The pause between two batches, so that other programs of a small host get their turn.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Clients that ask for items until they are dropped.
@@ -27,14 +27,14 @@ struct Shared {
     has_ended: AtomicBool,
     /// While a client's lock is held, the client sends no request.
     asking: [Mutex<()>; CLIENTS],
-    /// Answers that were right.
+    /// The number of right answers.
     answers: AtomicUsize,
-    /// The first answer that was not.
+    /// The first wrong answer.
     wrong: Mutex<Option<String>>,
 }
 
 impl Load {
-    /// Starts the clients. `curl` makes a command of curl's that reaches the services.
+    /// Starts the clients. `curl` makes a curl command that reaches the services.
     pub(super) fn start(curl: impl Fn() -> Command + Clone + Send + 'static) -> Load {
         let shared = Arc::new(Shared::default());
         let start = |client: usize| {
@@ -58,7 +58,7 @@ impl Load {
     pub(super) fn answers(&self) -> Result<usize, String> {
         match &*locked(&self.shared.wrong) {
             Some(wrong) => Err(wrong.clone()),
-            // Nothing else is read after it.
+            // No other data is read after this load.
             None => Ok(self.shared.answers.load(Ordering::Relaxed)),
         }
     }
@@ -75,7 +75,7 @@ impl Drop for Load {
 
 impl Shared {
     fn ask(&self, client: usize, curl: impl Fn() -> Command) {
-        // A flag and a count: nothing is published with them.
+        // A flag and a count, which publish no other data.
         let mut first = 1 + client * BATCH;
         while !self.has_ended.load(Ordering::Relaxed) {
             let asking = locked(&self.asking[client]);

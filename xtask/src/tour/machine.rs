@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::{root, target};
 
-/// Longer than it takes on a busy host.
+/// Longer than the start takes on a busy host.
 const BOOT_LIMIT: Duration = Duration::from_secs(60);
 /// Longer than any command takes.
 const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// A line of it follows the output of a command, with its exit status.
+/// The prefix of a line that follows the output of a command, with its exit status.
 const END: &str = "@@@ ended with ";
 
 /// A running system. It ends when this is dropped, or when this process ends for any reason.
@@ -21,12 +21,12 @@ const END: &str = "@@@ ended with ";
 pub(super) struct Machine {
     /// `scripts/boot.sh`, and then `unshare`, which waits for the first process.
     boot: Child,
-    /// The first process, by this host's numbers.
+    /// The first process, by this host's process numbers.
     init: u32,
 }
 
 impl Machine {
-    /// Why this host refuses to boot one, if it does.
+    /// The reason why this host cannot boot a system, if it cannot.
     ///
     /// # Errors
     /// The reason.
@@ -66,7 +66,7 @@ impl Machine {
                 let _ = errors.read_to_string(&mut said);
                 return Err(format!("scripts/boot.sh: {status}: {said}"));
             }
-            // Before, these are commands of the script.
+            // Until then, these are commands of the script.
             let child = child_of(machine.boot.id());
             let Some(init) = child.filter(|child| name_of(*child) == "systemd") else {
                 continue;
@@ -162,7 +162,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // With the first process the kernel ends all others of its namespace.
+        // When the first process ends, the kernel ends all others of its namespace.
         if self.init != 0 {
             // SAFETY: takes no pointers. `boot` has not been waited for, so that its child's number
             // is still that child's.
@@ -183,7 +183,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// A program of this host in it.
+    /// A program of this host, run in the system's network.
     pub(super) fn command(self, program: &str) -> Command {
         let mut command = enter(self.init, "--net");
         command.arg(program);
@@ -191,7 +191,7 @@ impl Network {
     }
 }
 
-/// A shell of the system's that runs one command after the other.
+/// A shell of the system that runs one command after the other.
 #[derive(Debug)]
 pub(super) struct Terminal {
     shell: Child,
@@ -200,7 +200,7 @@ pub(super) struct Terminal {
 }
 
 impl Terminal {
-    /// Runs a command; its output and its exit status.
+    /// Runs a command; returns its output and its exit status.
     ///
     /// # Errors
     /// When it does not end in time, or the shell ends.

@@ -50,7 +50,7 @@ const TOOLS: [&str; 7] = [
 ];
 /// The exit status of `scripts/root.sh` when it cannot download.
 const NO_MIRROR: i32 = 3;
-/// How long something that happens soon may take on a busy host.
+/// The time that an expected event may take on a busy host.
 const SOON: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The number of captures whose delays are measured.
@@ -60,9 +60,9 @@ const UNITS: [&str; 3] = ["nginx", "app", "postgresql@15-main"];
 /// Two programs of the tour, and the port by which the first reaches the second.
 const HOPS: [(&str, &str, u16); 2] = [("nginx", "gunicorn", 8000), ("gunicorn", "postgres", 5432)];
 
-/// The end of a tour that is not as the page has it.
+/// The reason why a tour ended early.
 enum Trouble {
-    /// This host cannot run it: the name in the list of skips, and the reason.
+    /// This host cannot run the tour: the name in the list of skips, and the reason.
     Skipped(&'static str, String),
     /// The reason.
     Failed(String),
@@ -108,7 +108,7 @@ fn prepared(rest: &[String]) -> Result<Duration, Trouble> {
     Ok(begun.elapsed())
 }
 
-/// Whether this host can.
+/// Whether this host can run the tour.
 fn can() -> Result<(), Trouble> {
     // SAFETY: cannot fail.
     if unsafe { libc::geteuid() } != 0 {
@@ -146,7 +146,7 @@ fn make_system(system: &Path) -> Result<(), Trouble> {
     }
 }
 
-/// The package that `scripts/deb.sh` has made, if it has.
+/// The package that `scripts/deb.sh` has made, if there is one.
 pub(crate) fn package() -> Option<PathBuf> {
     let entries = std::fs::read_dir(target().join("release/deb")).ok()?;
     let mut paths = entries.flatten().map(|entry| entry.path());
@@ -184,7 +184,7 @@ fn tour(system: &Path, package: &Path) -> Result<(), String> {
     })
 }
 
-/// Brings the package, and sets up the three services without Toehold.
+/// Installs the package, and sets up the three services without Toehold.
 fn prepare(machine: &Machine, package: &Path) -> Result<(), String> {
     let name = package.file_name().ok_or("the package is no file")?;
     let content = std::fs::read(package);
@@ -248,7 +248,7 @@ fn soon(mut ready: impl FnMut() -> bool) -> Option<Duration> {
     None
 }
 
-/// Goes through the page.
+/// Runs the commands of the page.
 fn walk(machine: &Machine, commands: &[page::Command]) -> Result<(), String> {
     let network = machine.network();
     let load = Load::start(move || network.command("curl"));
@@ -286,7 +286,7 @@ impl Walk<'_> {
             self.before = Some([self.adapter()?, self.services()?]);
         }
         let output = if text.starts_with("systemctl restart") {
-            // Requests fail while the services are away, with Toehold and without it.
+            // Requests fail while the services are stopped, with Toehold and without it.
             let (load, terminal, machine) = (&self.load, &mut self.terminal, self.machine);
             let restarted = load.paused(|| {
                 let output = terminal.run(text)?;
@@ -311,7 +311,7 @@ impl Walk<'_> {
         }
         self.look(text)?;
         let answers = self.load.answers()?;
-        // Every command is run beside clients that are answered.
+        // Every command is run while clients get answers.
         soon(|| !matches!(self.load.answers(), Ok(now) if now == answers))
             .ok_or("no request is answered any more")?;
         self.load.answers()?;
@@ -341,7 +341,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Looks at more than the page shows, after some of its commands.
+    /// Checks more than the page shows, after some of its commands.
     fn look(&mut self, text: &str) -> Result<(), String> {
         match text {
             "toehold status" if self.machine.has_library_mapped()? => {
@@ -401,7 +401,7 @@ impl Walk<'_> {
             self.every_hop_is_accelerated("after a capture")?;
         }
         delays.sort_unstable();
-        // The adapter looks every 30 ms, and a client asks each 20 ms.
+        // The adapter checks every 30 ms, and each client sends a request every 20 ms.
         println!("captures have seen a first message after {delays:.0?}");
         Ok(())
     }
@@ -417,7 +417,8 @@ impl Walk<'_> {
         self.machine.says(&show)
     }
 
-    /// After the last command: the services answer without the library, and nothing is left of it.
+    /// After the last command: the services answer without the library, and nothing of the library
+    /// is left.
     fn conclude(self) -> Result<(), String> {
         let answers = self.load.answers()?;
         println!("{answers} right answers, none wrong");
@@ -426,7 +427,7 @@ impl Walk<'_> {
         }
         let active = [&["systemctl", "is-active"][..], &UNITS].concat();
         self.machine.says(&active)?;
-        // Also where the page's command does not look: other file systems.
+        // The page's command does not search other file systems; this check does.
         let script = "find /run /tmp /dev /var/tmp -name '*toehold*'; ls /etc/systemd/system";
         let left = self.machine.says(&["sh", "-c", script])?;
         if left.contains("toehold") || left.contains(".service.d") {
@@ -443,9 +444,9 @@ impl Walk<'_> {
 /// The bytes of the connections between two neighbours.
 #[derive(Clone, Copy, Debug, Default)]
 struct Moved {
-    /// By shared memory, sent by the first of the two.
+    /// Bytes by shared memory, sent by the first of the two.
     rings: u64,
-    /// Connections in use that are not in shared memory: how many.
+    /// The number of connections in use that are not in shared memory.
     on_kernel: u64,
 }
 
@@ -483,7 +484,7 @@ fn succeeded((output, status): (String, String)) -> Result<String, String> {
     }
 }
 
-/// A tcpdump of this host's in the system's network; it ends when this is dropped.
+/// A tcpdump of this host in the system's network; it ends when this value is dropped.
 struct Capture {
     tcpdump: Child,
     begun: Instant,
@@ -519,7 +520,7 @@ impl Capture {
         Ok(capture)
     }
 
-    /// How long after its beginning it has seen a message.
+    /// The time from its beginning until it has seen a message.
     fn first_message(&self) -> Result<Duration, String> {
         let first = self.first.recv_timeout(SOON);
         let first = first.map_err(|_| "a capture sees no message")?;

@@ -9,7 +9,7 @@
 pub(super) struct Command {
     /// The line of the page, from 1.
     pub(super) line: usize,
-    /// The command as a shell reads it, of more than one line with a here-document.
+    /// The command as a shell reads it; a command with a here-document has several lines.
     pub(super) text: String,
     /// The lines of its output.
     pub(super) output: Vec<String>,
@@ -74,7 +74,7 @@ impl Command {
 /// A word of the page.
 #[derive(Debug, PartialEq, Eq)]
 enum Word {
-    /// This one, with its numbers as [`plain`] writes them.
+    /// This word, with its numbers as [`plain`] writes them.
     Same(String),
     /// Any number of words.
     Any,
@@ -121,7 +121,8 @@ fn plain(word: &str) -> String {
 
 /// Whether words are the expected ones.
 fn fits(expected: &[Word], said: &[String]) -> bool {
-    // Where to go on when a word does not fit: behind the last `Any`, one word later.
+    // The position from which to continue when a word does not match: after the last `Any`, one
+    // word later.
     let (mut at, mut word) = (0, 0);
     let mut again: Option<(usize, usize)> = None;
     while word < said.len() {
@@ -182,7 +183,7 @@ mod tests {
         assert!(!first.said("a 0 b c"));
         assert!(!first.said("a 20M b\nx\n"));
         assert!(!first.said("a 20M c\nc\n"));
-        // None at all where the page has none.
+        // The page has no output here, so the command must have none.
         assert!(two()[2].said("\n"));
         assert!(!two()[2].said("more\n"));
     }
