@@ -35,7 +35,7 @@ pub(crate) enum Impairment {
     Corruption { every: u64 },
 }
 
-/// How the two programs use their connections.
+/// The way in which the two programs use their connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Pattern {
     /// All bytes, in both directions at once.

@@ -23,7 +23,7 @@ pub struct Impairments {
     pub duplicate_per_million: u32,
     /// Frames held back, per million.
     pub reorder_per_million: u32,
-    /// How long a frame that is held back waits at most.
+    /// The longest delay of a frame that is held back.
     pub reorder_delay: Duration,
     /// Frames with one bit flipped, per million.
     pub corrupt_per_million: u32,

@@ -99,7 +99,7 @@ pub(crate) struct Traits {
     pub(crate) ethernet: bool,
     /// The link completes checksums and divides large segments.
     pub(crate) offloads: bool,
-    /// How many frames the link takes at once; zero: all there are.
+    /// The number of frames that the link takes at once; zero: all frames.
     pub(crate) frames_at_once: u32,
 }
 

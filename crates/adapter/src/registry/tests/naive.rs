@@ -180,7 +180,7 @@ struct Run {
     registry: Registry,
     naive: Naive,
     generation: u32,
-    /// How often each client's name has joined.
+    /// The number of times that each client's name has joined.
     lives: BTreeMap<u64, u64>,
     /// Pairs whose memory a process has received.
     introduced: BTreeSet<(PairId, ClientId)>,
