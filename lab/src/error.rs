@@ -8,7 +8,7 @@ pub(crate) fn put(text: impl AsRef<[u8]>) -> Result<(), LabError> {
     output::print(text).map(drop).map_err(cannot)
 }
 
-/// Why the lab could not do the requested work.
+/// The reason why the lab could not do the requested work.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LabError {
     /// One sentence.

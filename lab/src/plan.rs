@@ -27,7 +27,7 @@ pub trait Plan {
     /// A sentence. The case then has no row, and the report has the sentence.
     fn sample(&mut self, case: &Case) -> Result<Vec<Reading>, String>;
 
-    /// How to draw the rows.
+    /// The drawings of the rows.
     fn figures(&self) -> Vec<Figure>;
 
     /// Notes for the reader, for example about missing measurements and the reasons.

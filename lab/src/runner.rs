@@ -15,7 +15,7 @@ use crate::plan::{Case, Plan, Reading};
 use crate::published::published_of;
 use crate::report::{Report, Row};
 
-/// How to run a plan.
+/// The settings with which a plan is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Rounds. At least one.

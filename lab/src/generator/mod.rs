@@ -127,8 +127,8 @@ pub struct Load {
     /// Requests that each connection makes before the warm-up: then it has been in use.
     #[serde(default)]
     pub prior: usize,
-    /// How many of the connections make requests after that; all when not given. The others stay
-    /// open and idle.
+    /// The number of connections that make requests after that; all connections by default. The
+    /// others stay open and idle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active: Option<usize>,
     /// The gate at which the client waits before its warm-up, and again before it closes its

@@ -355,7 +355,7 @@ impl Loop {
     }
 }
 
-/// How long an open loop waits for its last responses.
+/// The time for which an open loop waits for its last responses.
 const GRACE: Duration = Duration::from_secs(1);
 /// The longest time for prior requests: the kernel answers at least 20,000 per second.
 pub(crate) const PRIOR_TIMEOUT: Duration = Duration::from_secs(240);

@@ -203,7 +203,7 @@ impl Scene {
         arms.chain(points).collect()
     }
 
-    /// Why one-copy transfer is not available on this machine; `None` if it is.
+    /// The reason why one-copy transfer is not available on this machine; `None` if it is.
     fn try_one_copy(&self) -> Option<String> {
         let load = Load {
             seconds: 0.01,

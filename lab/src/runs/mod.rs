@@ -37,7 +37,7 @@ pub use record::Record;
 use self::comparison::Comparison;
 use crate::error::{LabError, put};
 
-/// How a report is printed.
+/// The format in which a report is printed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Form {
     /// Tables.

@@ -497,7 +497,7 @@ impl PlanFile {
         self.arms.iter().any(Arm::is_accelerated)
     }
 
-    /// How many samples a run takes, the base's second one included.
+    /// The number of samples that a run takes, the base's second one included.
     pub fn samples(&self) -> usize {
         let points: usize = self.blocks.iter().map(|block| block.points().len()).sum();
         points * (self.arms.len() + 1) * (self.rounds + self.warmup_rounds)
@@ -532,7 +532,7 @@ impl PlanFile {
 }
 
 impl Block {
-    /// How many ports the load uses at a point.
+    /// The number of ports that the load uses at a point.
     pub fn ports_at(&self, x: f64) -> usize {
         match self.sweep.as_ref().map(|sweep| sweep.factor) {
             Some(Factor::Ports) => x as usize,

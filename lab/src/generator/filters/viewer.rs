@@ -142,7 +142,7 @@ fn part(kind: Kind, random: &mut Rng) -> Query {
 
 const PART: u32 = 512;
 const PART_PLANES: usize = 8;
-/// How many partial updates the digest includes.
+/// The number of partial updates that the digest includes.
 const PARTS: usize = 4;
 const TIMEOUT: Duration = Duration::from_secs(20);
 

@@ -283,7 +283,7 @@ pub(super) struct Place {
     pub(super) listen: String,
     /// The address under which its clients connect.
     pub(super) connect: String,
-    /// How readiness is detected; `None` if the server reports it itself.
+    /// The way to detect readiness; `None` if the server reports it itself.
     pub(super) ready: Option<Ready>,
 }
 
