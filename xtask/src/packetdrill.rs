@@ -29,8 +29,8 @@ const SCRIPT_TIME_MAX: Duration = Duration::from_secs(60);
 /// A kernel timer with ticks of 10 ms expires up to two ticks late: times may differ by this much
 /// if a script's line allows it. packetdrill's own tolerance is 4 ms.
 const TICKS_US: u32 = 20_000;
-/// How each script is run. IPv6 headers are longer: with this MTU the MSS is the one scripts
-/// expect.
+/// The ways in which each script is run. IPv6 headers are longer: with this MTU the MSS is the one
+/// that scripts expect.
 const VERSIONS: [(&str, &str); 3] = [
     ("ipv4", ""),
     ("ipv6", ",mtu=1520"),

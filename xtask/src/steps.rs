@@ -22,9 +22,9 @@ use crate::skips::{self, Skip};
 
 /// Parts of a step that take less time have no line of their own in the table, unless they failed.
 const PART_SHOWN_SECONDS: f64 = 5.0;
-/// How many failures of a step may turn out to be unsteady tests.
+/// The number of failures of a step that may turn out to be unsteady tests.
 const UNSTEADY_MAX: usize = 3;
-/// How many of the last lines of a step that failed without the name of a test are shown again.
+/// The number of last lines that are shown again for a step that failed without the name of a test.
 const LAST_LINES: usize = 10;
 
 /// The results of a run of steps so far.

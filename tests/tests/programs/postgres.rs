@@ -39,7 +39,7 @@ mod postgres_books_balance {
     }
 }
 
-/// How clients reach the server.
+/// The way in which clients reach the server.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     Tcp,

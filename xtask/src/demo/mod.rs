@@ -19,7 +19,7 @@ use self::cases::Case;
 use self::table::Row;
 use crate::target;
 
-/// How thoroughly to measure.
+/// The thoroughness of the measurement.
 struct Plan {
     /// The name of the directory of the reports.
     name: &'static str,

@@ -1,9 +1,9 @@
 //! The tests that failed, with their captured output, from the lines of the test runner.
 
-/// How many of the last lines of a failed test's output are kept.
+/// The number of last lines of a failed test's output that are kept.
 const LINES_MAX: usize = 60;
 
-/// How many lines of a panic are in the closing list.
+/// The number of lines of a panic in the closing list.
 const SAID_MAX: usize = 10;
 
 /// A test that failed.

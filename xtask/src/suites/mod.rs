@@ -48,8 +48,8 @@ const SLOWEST_SHOWN: usize = 5;
 struct Suite {
     name: &'static str,
     about: &'static str,
-    /// How many of its programs run at the same time, each in its own network. One if they share
-    /// files.
+    /// The number of its programs that run at one time, each in its own network. It is one if the
+    /// programs share files.
     at_once: usize,
     /// The user that runs the suite's programs when root runs the suites.
     user: Option<&'static str>,

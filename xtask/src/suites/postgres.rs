@@ -27,8 +27,8 @@ const CONFIGURE: [&str; 4] = [
 ];
 /// Libraries of the server's that tests load from the folder that has `regress.so`.
 const LIBRARIES: [&str; 2] = ["autoinc.so", "refint.so"];
-/// How many groups of tests are in the selection for `make test`, from the first on: types, and
-/// copying. Later groups take longer, and need the results of earlier ones.
+/// The number of groups of tests in the selection for `make test`, from the first group on: types,
+/// and copying. Later groups take longer, and need the results of earlier ones.
 const QUICK_GROUPS: usize = 6;
 
 /// A program for each of the two kinds of tests; the quick part has the first tests of one kind.
