@@ -113,7 +113,7 @@ fn nothing_is_lost_while_an_operator_detaches_and_attaches_thousands_of_times() 
         .sum();
     eprintln!("{commands} commands, {switches} switches, {progress} bytes each way");
     assert!(
-        switches > rounds / 16,
+        switches > rounds / 64,
         "the commands hardly ever had an effect: {switches} switches"
     );
     // The client ends; the server has checked all bytes that came.

@@ -48,7 +48,7 @@ impl Daemon {
 }
 
 /// Time between two calls. Peers of a channel that both have left wait for so long with its memory.
-const CALL_INTERVAL: Duration = Duration::from_millis(100);
+const CALL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {

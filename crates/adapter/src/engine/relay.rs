@@ -722,8 +722,8 @@ impl Flow {
         self.bytes_before = self.published + self.taken;
     }
 
-    /// The channel ends: its connection is over, or goes on by another carrier, which begins without
-    /// a channel.
+    /// The channel ends: its connection is over, or goes on by another carrier, without a channel
+    /// at first.
     pub(super) fn drop_channel(&mut self, streams: &mut Streams, channels: &mut Channels) {
         if let Some((entry, place)) = self.part_from_channel(streams) {
             channels.withdraw(entry, place);
