@@ -1,8 +1,8 @@
 //! Calls of a family's attention that need not come at once.
 //!
-//! A family that is called looks at all its connections. While regions are taken back, thousands of
-//! connections of one family are left alone by their peers within a second: it is called once for
-//! all that were left alone within [`CALL_INTERVAL`].
+//! A family that is called looks at all its connections. While regions are taken back, the peers of
+//! one family may leave thousands of channels within a second. The adapter calls the family once
+//! for all channels that the peers have left within [`CALL_INTERVAL`].
 
 use super::Daemon;
 use crate::registry::TableId;
@@ -47,7 +47,8 @@ impl Daemon {
     }
 }
 
-/// Time between two calls. Peers of a channel that both have left wait for so long with its memory.
+/// The shortest time between two calls. A channel that both ends have left keeps its memory for at
+/// most this time.
 const CALL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

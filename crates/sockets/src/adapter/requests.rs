@@ -32,11 +32,11 @@ static ROUNDS: Rounds = Rounds::new();
 static NEXT_NS: AtomicU64 = AtomicU64::new(0);
 /// A slice takes no longer, but for the connection that is looked at when it is over.
 const SLICE_NS: u64 = 200_000;
-/// Connections without a request of which so many are passed between two looks at the clock.
+/// The number of entries without a request that a slice passes between two looks at the clock.
 const PASSED_MAX: u32 = 64;
 /// Rounds that are not urgent begin at most this often.
 const ROUND_INTERVAL_NS: u64 = 20_000_000;
-/// Rounds that are not urgent take at most one part in so many of a thread's time: a peer that
+/// Rounds that are not urgent take at most `1 / PATIENT_SHARE` of a thread's time: a peer that
 /// sleeps may leave thousands of connections unfinished for hours.
 const PATIENT_SHARE: u64 = 32;
 /// The longest time that gives credit: a thread that slept for longer works on unfinished
@@ -44,7 +44,7 @@ const PATIENT_SHARE: u64 = 32;
 const CREDIT_NS: u64 = 1_000_000_000;
 /// A slice that seems to have lasted longer was interrupted: the process was stopped, for example.
 const LASTED_NS_MAX: u64 = 50 * SLICE_NS;
-/// Urgent ones take at most this part of the time of a thread that has other work.
+/// Urgent rounds take at most `1 / URGENT_SHARE` of the time of a thread that has other work.
 const URGENT_SHARE: u64 = 2;
 
 /// Serves the adapter's requests about connections that no call is using. Called before a thread

@@ -249,7 +249,7 @@ impl Many {
         }
     }
 
-    /// Nobody sleeps for them any more.
+    /// Disarms the members: the sleep is over.
     fn disarm(&mut self) {
         let count = self.count;
         // SAFETY: `armed` has written those below the count.
