@@ -26,7 +26,7 @@ use toehold_measure::rng::Rng;
 use super::arm::{Arm, ArmPath};
 use super::guard::Guard;
 use super::network::{self, Network};
-use super::plan_file::{OVERHEAD_SECONDS, PlanFile};
+use super::plan_file::PlanFile;
 use super::record::{Missing, Record, Sample, again};
 use super::scratch::{Scratch, clean_up_after_others};
 use super::sockmap::Sockmap;
@@ -52,12 +52,13 @@ pub(crate) fn complete(record: &mut Record, folder: &Path) -> Result<(), LabErro
         tell_line(format!("\"{}\" is left out: {}", missing.arm, missing.why));
     }
     record.save(folder)?;
-    let started = Instant::now();
     let first = record.rounds_done;
     if first < record.plan.rounds {
         for warmup in 0..record.plan.warmup_rounds {
+            let rounds = record.plan.warmup_rounds - warmup + record.plan.rounds - first;
+            let left = approximate(rounds as f64 * record.plan.round_duration());
             tell_line(format!(
-                "warm-up {} of {}",
+                "warm-up {} of {} (about {left} left)",
                 warmup + 1,
                 record.plan.warmup_rounds
             ));
@@ -68,6 +69,7 @@ pub(crate) fn complete(record: &mut Record, folder: &Path) -> Result<(), LabErro
             record.crossings = scene.crossings(record)?;
         }
     }
+    let started = Instant::now();
     while record.rounds_done < record.plan.rounds {
         let round = record.rounds_done;
         let left = time_left(record, started, first);
@@ -97,11 +99,14 @@ fn time_left(record: &Record, started: Instant, first: usize) -> String {
     let rounds = record.plan.rounds;
     let done = record.rounds_done - first;
     let seconds = if done == 0 {
-        let each = record.plan.samples() / (rounds + record.plan.warmup_rounds);
-        (rounds - first) as f64 * each as f64 * (record.plan.seconds + OVERHEAD_SECONDS)
+        (rounds - first) as f64 * record.plan.round_duration()
     } else {
         started.elapsed().as_secs_f64() / done as f64 * (rounds - record.rounds_done) as f64
     };
+    approximate(seconds)
+}
+
+fn approximate(seconds: f64) -> String {
     if seconds < 90.0 {
         format!("{seconds:.0} s")
     } else {

@@ -442,15 +442,29 @@ impl PlanFile {
         } else {
             0.0
         };
-        let starts: usize = self
-            .blocks
-            .iter()
-            .filter(|block| block.application.is_some())
-            .map(|block| block.points().len())
-            .sum();
-        let starts = (starts * (self.arms.len() + 1) * (self.rounds + self.warmup_rounds)) as f64;
-        let tiers = starts * TIERS_SECONDS;
-        self.samples() as f64 * (self.seconds + OVERHEAD_SECONDS) + counted + tiers
+        counted + self.round_duration() * (self.rounds + self.warmup_rounds) as f64
+    }
+
+    /// The approximate duration of a round, in seconds: at each point a sample of each arm, and the
+    /// base's second one.
+    pub(crate) fn round_duration(&self) -> f64 {
+        let mut seconds = 0.0;
+        for block in &self.blocks {
+            for x in block.points() {
+                seconds += self.seconds + self.overhead(block, x);
+            }
+        }
+        seconds * (self.arms.len() + 1) as f64
+    }
+
+    /// The time that a sample takes besides its measured seconds.
+    fn overhead(&self, block: &Block, x: f64) -> f64 {
+        let tiers = match block.application {
+            Some(_) => TIERS_SECONDS,
+            None => 0.0,
+        };
+        let load = block.load(x, &self.arms[0], self.seconds);
+        OVERHEAD_SECONDS + tiers + (load.prior * load.streams) as f64 / PRIOR_RATE
     }
 
     /// [`PlanFile::duration`] in whole minutes, rounded up.
@@ -618,8 +632,12 @@ const COUNTING_SECONDS: f64 = 10.0;
 /// The time that the tiers of an application take to start and to end.
 const TIERS_SECONDS: f64 = 1.0;
 
-/// The time that a sample takes besides its measured seconds.
-pub(crate) const OVERHEAD_SECONDS: f64 = 0.6;
+/// The time in which a sample's programs start and end.
+const OVERHEAD_SECONDS: f64 = 0.6;
+
+/// Requests in a second that connections make before the warm-up: the kernel's rate with thousands
+/// of connections, and the time in which these are made.
+const PRIOR_RATE: f64 = 100_000.0;
 
 #[cfg(test)]
 mod tests {
