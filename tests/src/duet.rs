@@ -197,34 +197,23 @@ impl Duet {
         })
     }
 
-    /// This transcript without lines about one of `calls`.
-    #[must_use]
-    pub fn without(mut self, calls: &[&str]) -> Duet {
-        self.transcript.retain(|line| {
-            !calls
-                .iter()
-                .any(|call| line.contains(&format!(" {call} -> ")))
-        });
-        self
-    }
-
     /// The first line that differs from the oracle's, with the previous actions of both roles, by
     /// the numbers at the beginning of their lines; `None` when no line differs.
-    pub fn first_difference(&self, oracle: &Duet) -> Option<String> {
+    pub fn first_difference(&self, oracle: &[String]) -> Option<String> {
         const SHOWN: usize = 60;
         let turn = |line: &String| -> Option<usize> {
             let (_, said) = line.split_once(": ")?;
             said.split(' ').next()?.parse().ok()
         };
         let mut same = 0;
-        while self.transcript.get(same) == oracle.transcript.get(same) {
+        while self.transcript.get(same) == oracle.get(same) {
             same += 1;
-            if same >= self.transcript.len().max(oracle.transcript.len()) {
+            if same >= self.transcript.len().max(oracle.len()) {
                 return None;
             }
         }
-        let last = oracle.transcript[..=same].iter().rev().find_map(turn);
-        let mut before: Vec<&String> = oracle.transcript.iter().collect();
+        let last = oracle[..=same].iter().rev().find_map(turn);
+        let mut before: Vec<&String> = oracle.iter().collect();
         before.retain(|line| turn(line).is_some_and(|turn| Some(turn) < last));
         before.sort_by_key(|line| turn(line));
         let before = before[before.len().saturating_sub(SHOWN)..].to_vec();
@@ -234,7 +223,7 @@ impl Duet {
             .skip(same)
             .take(4)
             .collect::<Vec<_>>();
-        let expected = oracle.transcript.get(same);
+        let expected = oracle.get(same);
         let evidence = self.evidence.as_deref().unwrap_or_default();
         Some(format!(
             "{before:#?}\n  expected {expected:?}\n  got      {got:?}\n{evidence}"
@@ -242,20 +231,28 @@ impl Duet {
     }
 
     /// Where this transcript departs from the oracle's, line by line; empty when nowhere.
-    pub fn differences(&self, oracle: &Duet) -> Vec<String> {
-        let longest = self.transcript.len().max(oracle.transcript.len());
-        let line = |duet: &Duet, index: usize| {
-            duet.transcript
-                .get(index)
-                .cloned()
-                .unwrap_or_else(|| "(nothing)".into())
+    pub fn differences(&self, oracle: &[String]) -> Vec<String> {
+        let longest = self.transcript.len().max(oracle.len());
+        let line = |transcript: &[String], index: usize| {
+            let line = transcript.get(index).cloned();
+            line.unwrap_or_else(|| "(nothing)".into())
         };
         (0..longest)
-            .map(|index| (line(oracle, index), line(self, index)))
+            .map(|index| (line(oracle, index), line(&self.transcript, index)))
             .filter(|(expected, got)| expected != got)
             .map(|(expected, got)| format!("expected `{expected}`, got `{got}`"))
             .collect()
     }
+}
+
+/// A transcript without lines about one of `calls`.
+pub fn without(transcript: &[String], calls: &[&str]) -> Vec<String> {
+    let is_about = |line: &String| {
+        let mut calls = calls.iter();
+        calls.any(|call| line.contains(&format!(" {call} -> ")))
+    };
+    let others = transcript.iter().filter(|line| !is_about(line));
+    others.cloned().collect()
 }
 
 /// The condition on a connection's ends, as `toehold status` shows them, before it counts as

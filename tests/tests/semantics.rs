@@ -2,7 +2,7 @@
 
 use toehold_e2e::duet::{ADAPTER, DIFFERENCES_OF_RINGS, MAY_STAY, cases};
 use toehold_e2e::toehold::Path;
-use toehold_e2e::{Duet, Sides, Toehold, host};
+use toehold_e2e::{Duet, Oracle, Sides, Toehold, host};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_semantics");
 
@@ -16,18 +16,11 @@ fn compare_cases(toehold: &Toehold, group: &str, cases: &[String], sides: &[Side
     let mut complaints = Vec::new();
     let (mut asked, mut upgraded) = (0, 0);
     for case in cases {
-        let oracle = Duet::play(toehold, Sides::HOST, PROGRAM, case);
+        let on_kernel = || Duet::play(toehold, Sides::HOST, PROGRAM, case).transcript;
+        let mut oracle = Oracle::of(case, &on_kernel);
         for &sides in sides {
             let duet = Duet::play(toehold, sides, PROGRAM, case);
-            let differences: Vec<String> = duet
-                .differences(&oracle)
-                .into_iter()
-                .filter(|line| {
-                    !DIFFERENCES_OF_RINGS
-                        .iter()
-                        .any(|known| known.explains(case, line))
-                })
-                .collect();
+            let differences = oracle.differences(|kernel| unexplained(&duet, kernel, case));
             if !differences.is_empty() {
                 const LINES_MAX: usize = 12;
                 let shown = differences[..differences.len().min(LINES_MAX)].join("\n      ");
@@ -54,13 +47,26 @@ fn compare_cases(toehold: &Toehold, group: &str, cases: &[String], sides: &[Side
     );
 }
 
+/// Where a duet departs from the kernel's transcript, except for the differences of rings.
+fn unexplained(duet: &Duet, kernel: &[String], case: &str) -> Vec<String> {
+    let is_known = |line: &String| {
+        let mut known = DIFFERENCES_OF_RINGS.iter();
+        known.any(|known| known.explains(case, line))
+    };
+    let mut differences = duet.differences(kernel);
+    differences.retain(|line| !is_known(line));
+    differences
+}
+
 /// Checks of the suite itself: on the kernel each case of a group ends well and, when repeated
 /// (TOEHOLD_SOAK), gives an equal transcript.
 fn reproducible_on_the_kernel(group: &str) {
     let toehold = Toehold::absent();
     for case in cases(PROGRAM, group) {
-        let duet = Duet::play(&toehold, Sides::HOST, PROGRAM, &case);
-        let transcript = duet.transcript.join("\n");
+        let play = || Duet::play(&toehold, Sides::HOST, PROGRAM, &case);
+        let on_kernel = || play().transcript;
+        let oracle = Oracle::of(&case, &on_kernel);
+        let transcript = oracle.transcript();
         let ended_well = [
             "server: exit 0",
             "client: exit 0",
@@ -68,17 +74,16 @@ fn reproducible_on_the_kernel(group: &str) {
             "signal 9",
             "signal 13",
         ];
-        let ends = duet
-            .transcript
+        let ends = transcript
             .iter()
             .filter(|line| ended_well.iter().any(|end| line.ends_with(end)));
         assert!(
             ends.count() >= 2,
-            "{case} failed on the kernel:\n{transcript}"
+            "{case} failed on the kernel:\n{}",
+            transcript.join("\n")
         );
         for _ in 1..host::rounds(1) {
-            let again = Duet::play(&toehold, Sides::HOST, PROGRAM, &case);
-            let differences = again.differences(&duet);
+            let differences = play().differences(transcript);
             assert!(
                 differences.is_empty(),
                 "{case} differs from itself:\n{}",
@@ -142,9 +147,9 @@ toehold_e2e::each_semantics_group!(groups);
 
 /// Connections of Unix sockets; the kernel is the oracle for them as well.
 mod over_unix {
-    use super::PROGRAM;
-    use toehold_e2e::duet::{DIFFERENCES_OF_RINGS, MAY_STAY, ONLY_TCP, cases};
-    use toehold_e2e::{Duet, Sides, Toehold};
+    use super::{PROGRAM, unexplained};
+    use toehold_e2e::duet::{MAY_STAY, ONLY_TCP, cases};
+    use toehold_e2e::{Duet, Oracle, Sides, Toehold};
 
     fn compare(groups: &[&str], sides: Sides) {
         let toehold = Toehold::start();
@@ -153,21 +158,14 @@ mod over_unix {
         let all = groups.iter().flat_map(|group| cases(PROGRAM, group));
         for case in all.filter(is_unix) {
             let play = |sides| Duet::play_on_unix(&toehold, sides, PROGRAM, &case);
-            let oracle = play(Sides::HOST);
-            if let Some(line) = oracle
-                .transcript
-                .iter()
-                .find(|line| line.contains("panicked"))
-            {
+            let on_kernel = || play(Sides::HOST).transcript;
+            let mut oracle = Oracle::of(&format!("{case}.unix"), &on_kernel);
+            let mut lines = oracle.transcript().iter();
+            if let Some(line) = lines.find(|line| line.contains("panicked")) {
                 complaints.push(format!("{case} fails on the kernel: {line}"));
             }
             let duet = play(sides);
-            let known = |line: &String| {
-                let mut known = DIFFERENCES_OF_RINGS.iter();
-                known.any(|known| known.explains(&case, line))
-            };
-            let mut differences = duet.differences(&oracle);
-            differences.retain(|line| !known(line));
+            let mut differences = oracle.differences(|kernel| unexplained(&duet, kernel, &case));
             if !differences.is_empty() {
                 differences.truncate(12);
                 complaints.push(format!("{case}:\n      {}", differences.join("\n      ")));
@@ -240,36 +238,48 @@ mod improvised {
     use std::time::Duration;
 
     use super::{PROGRAM, Sides};
-    use toehold_e2e::{Duet, Toehold, host};
+    use toehold_e2e::duet::without;
+    use toehold_e2e::{Duet, Oracle, Toehold, host};
 
     fn compare(kind: &str, all: &[Sides]) {
         compare_under(&Toehold::start(), kind, all, &[]);
     }
 
-    fn compare_under(toehold: &Toehold, kind: &str, all: &[Sides], without: &[&str]) {
-        compare_by(kind, all, |sides, case| {
-            Duet::play(toehold, sides, PROGRAM, case).without(without)
+    fn compare_under(toehold: &Toehold, kind: &str, all: &[Sides], left_out: &[&str]) {
+        compare_by(kind, "", all, left_out, |sides, case| {
+            Duet::play(toehold, sides, PROGRAM, case)
         });
     }
 
-    fn compare_by(kind: &str, all: &[Sides], play: impl Fn(Sides, &str) -> Duet) {
+    /// `family` distinguishes the kernel's transcripts of one case with different sockets. Lines
+    /// about calls in `left_out` are not compared.
+    fn compare_by(
+        kind: &str,
+        family: &str,
+        all: &[Sides],
+        left_out: &[&str],
+        play: impl Fn(Sides, &str) -> Duet,
+    ) {
         let mut complaints = Vec::new();
         let (mut asked, mut upgraded) = (0, 0);
         for seed in host::seed()..host::seed() + host::rounds(8) {
             let case = format!("{kind}:{seed}");
-            let oracle = play(Sides::HOST, &case);
-            let well = oracle
-                .transcript
-                .iter()
-                .filter(|line| line.ends_with(": exit 0"));
+            let on_kernel = || play(Sides::HOST, &case).transcript;
+            let mut oracle = Oracle::of(&format!("{case}{family}"), &on_kernel);
+            let transcript = oracle.transcript();
+            let well = transcript.iter().filter(|line| line.ends_with(": exit 0"));
             if well.count() != 2 {
-                complaints.push(format!("{case} on the kernel: {:#?}", oracle.transcript));
+                complaints.push(format!("{case} on the kernel: {transcript:#?}"));
             }
             for &sides in all {
-                let duet = play(sides, &case);
-                if let Some(first) = duet.first_difference(&oracle) {
-                    complaints.push(format!("{case} ({sides:?}): {first}"));
-                }
+                let mut duet = play(sides, &case);
+                duet.transcript = without(&duet.transcript, left_out);
+                let first = oracle.differences(|kernel| {
+                    let kernel = without(kernel, left_out);
+                    duet.first_difference(&kernel).into_iter().collect()
+                });
+                let of_case = first.iter().map(|it| format!("{case} ({sides:?}): {it}"));
+                complaints.extend(of_case);
                 asked += duet.asked;
                 upgraded += duet.upgraded;
             }
@@ -295,7 +305,7 @@ mod improvised {
     #[test]
     fn random_conversations_on_several_unix_connections_go_as_on_the_kernel() {
         let toehold = Toehold::start();
-        compare_by("several", &[Sides::DIRECT], |sides, case| {
+        compare_by("several", ".unix", &[Sides::DIRECT], &[], |sides, case| {
             Duet::play_on_unix(&toehold, sides, PROGRAM, case)
         });
     }

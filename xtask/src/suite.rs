@@ -1,7 +1,9 @@
 //! The steps of each command, their order and their options.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::steps::Steps;
@@ -233,7 +235,7 @@ pub(crate) fn e2e(filter: Option<&str>) -> bool {
 pub(crate) fn fuzz(seconds: Option<&str>) -> bool {
     let mut steps = Steps::default();
     let manifest = root().join("fuzz/Cargo.toml");
-    let manifest = std::fs::read_to_string(manifest).unwrap_or_default();
+    let manifest = fs::read_to_string(manifest).unwrap_or_default();
     let limit = format!("-max_total_time={}", seconds.unwrap_or("60"));
     if !works(cargo().args(["fuzz", "--version"])) {
         steps.skip("fuzz", "cargo-fuzz is not installed");
@@ -418,7 +420,21 @@ fn end_to_end() -> Command {
     let mut command = cargo();
     command.args(["test", "-p", "toehold-e2e", "--no-fail-fast"]);
     command.env("RUST_TEST_THREADS", (2 * cores()).to_string());
+    command.env("E2E_TRANSCRIPTS", transcripts());
     command
+}
+
+/// The folder of the kernel's transcripts of semantics cases, which all end-to-end tests of this
+/// run share. It is empty at first.
+fn transcripts() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = target().join("transcripts");
+        let _ = fs::remove_dir_all(&folder);
+        // Without it each process plays every case on the kernel itself.
+        let _ = fs::create_dir_all(&folder);
+        folder
+    })
 }
 
 /// The quick part of the suites of other projects.
@@ -532,8 +548,8 @@ fn works(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
-fn scripts(dir: &Path) -> Vec<std::path::PathBuf> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+fn scripts(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut scripts: Vec<_> = entries
         .map(|entry| entry.path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "sh"))
