@@ -349,7 +349,10 @@ fn add_sim(steps: &mut Steps) {
 
 fn add_interoperability(steps: &mut Steps, filter: Option<&str>) {
     let mut command = cargo();
-    command.args(["test", "-p", "toehold-link", "--test", "interoperability"]);
+    // Of the whole workspace, so that the features of shared code are those of the other tests, and
+    // nothing is compiled again.
+    command.args(["test", "--workspace", "--exclude=toehold-e2e"]);
+    command.args(["--test", "interoperability"]);
     command.args(["--", "--ignored", "--nocapture"]);
     if let Some(filter) = filter {
         command.env("TOEHOLD_MATRIX_CELLS", filter);
