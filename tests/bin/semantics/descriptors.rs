@@ -27,6 +27,7 @@ pub(crate) const CASES: &[Case] = &[
         shutdown_duplicate,
     ),
     Case::pair("close_range_closes_the_connection", close_range),
+    Case::pair("refused_calls_leave_descriptors_as_they_are", refused),
     Case::pair(
         "descriptor_passed_to_another_process_keeps_the_stream",
         passing,
@@ -245,6 +246,28 @@ fn close_range(pair: &Pair) {
         pair.say("received", drain(pair.fd));
         pair.step();
     }
+}
+
+/// The kernel refuses calls that would close the connection, or replace it.
+fn refused(pair: &Pair) {
+    let high = sys::fcntl(pair.fd, libc::F_DUPFD, 600).fd();
+    sys::close(pair.fd).value();
+    let other = sys::eventfd();
+    pair.say("dup3 with flags", sys::dup3(other, high, 1));
+    pair.say("dup2 of nothing", sys::dup2(-1, high));
+    let range = |first: Fd, last: Fd, flags: libc::c_int| {
+        let [first, last] = [first, last].map(i32::cast_unsigned);
+        // SAFETY: names only descriptors of this case.
+        sys::ret(unsafe { libc::close_range(first, last, flags) })
+    };
+    pair.say("close_range with flags", range(high, high, 1 << 7));
+    pair.say("close_range backwards", range(high, high - 1, 0));
+    pass(pair, high, "first");
+    limit_numbers(600);
+    pair.say("dup2 beyond the limit", sys::dup2(other, high));
+    pair.say("dup3 beyond the limit", sys::dup3(other, high, 0));
+    pass(pair, high, "second");
+    pair.step();
 }
 
 /// The server's part of a case in which the client gives its end to another process between two

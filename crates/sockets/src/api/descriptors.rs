@@ -67,17 +67,17 @@ unsafe fn close_listener(fd: c_int) -> c_int {
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOSE_RANGE_UNSHARE: c_int = 2;
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if first > last || flags & !(CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC) != 0 {
+        // The kernel refuses the call.
+        return unsafe { real::close_range(first, last, flags) };
+    }
     if flags & CLOSE_RANGE_UNSHARE != 0 {
         confinement::leave_to_own_descriptors();
     }
     if kept_bytes::has_any() && flags & CLOSE_RANGE_CLOEXEC == 0 {
         kept_bytes::closing_range(first, last);
     }
-    if flags & CLOSE_RANGE_CLOEXEC != 0
-        || first > last
-        || !process::is_started()
-        || process::borrowed_memory()
-    {
+    if flags & CLOSE_RANGE_CLOEXEC != 0 || !process::is_started() || process::borrowed_memory() {
         let result = unsafe { real::close_range(first, last, flags) };
         if result == 0 && flags & CLOSE_RANGE_CLOEXEC != 0 {
             descriptors::close_fresh_on_exec(first, last);
@@ -118,7 +118,7 @@ pub unsafe fn dup(fd: c_int) -> c_int {
 
 /// `dup2(2)`.
 pub unsafe fn dup2(from: c_int, to: c_int) -> c_int {
-    before_replacing(from, to);
+    before_replacing(from, to, 0);
     let result = unsafe { real::dup2(from, to) };
     if from == to {
         return result;
@@ -128,7 +128,7 @@ pub unsafe fn dup2(from: c_int, to: c_int) -> c_int {
 
 /// `dup3(2)`.
 pub unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    before_replacing(from, to);
+    before_replacing(from, to, flags);
     let result = unsafe { real::dup3(from, to, flags) };
     note_duplicate(from, result)
 }
@@ -230,27 +230,35 @@ pub fn standard_descriptors_replaced() {
     }
 }
 
-fn before_replacing(from: c_int, to: c_int) {
+fn before_replacing(from: c_int, to: c_int, flags: c_int) {
     if to < 3 && descriptors::kind(from) == Kind::Connection && process::borrowed_memory() {
         passing_on(from);
     }
-    if from != to {
-        uring::closing(to);
-        if listener::are_any() {
-            errno::keep(|| listener::closing(to));
-        }
-    }
     let is_known = descriptors::kind(to) != Kind::Foreign || descriptors::may_be_replaced(to);
-    if from == to || !is_known || process::borrowed_memory() {
+    let has_uses = is_known || uring::are_any() || listener::are_any();
+    if !has_uses || process::borrowed_memory() || !is_going_to_be_replaced(from, to, flags) {
         return;
     }
-    if sys::fcntl(from, libc::F_GETFD, 0) < 0 {
-        return;
-    }
+    uring::closing(to);
     errno::keep(|| {
-        closing::make_way(to);
-        closing::closing_by_program(to);
+        if listener::are_any() {
+            listener::closing(to);
+        }
+        if is_known {
+            closing::make_way(to);
+            closing::closing_by_program(to);
+        }
     });
+}
+
+/// True when the kernel will put another file at `to`. It refuses other flags, numbers from the
+/// limit on, and a number without a file; then `to` stays as it is (`ksys_dup3` in fs/file.c).
+fn is_going_to_be_replaced(from: c_int, to: c_int, flags: c_int) -> bool {
+    let is_below = |limit: usize| usize::try_from(to).is_ok_and(|to| to < limit);
+    from != to
+        && flags & !libc::O_CLOEXEC == 0
+        && is_below(descriptors::descriptor_limit())
+        && sys::fcntl(from, libc::F_GETFD, 0) >= 0
 }
 
 /// `fcntl(2)`.

@@ -619,10 +619,16 @@ pub(crate) unsafe fn registering(fd: i32, opcode: u32, argument: *const u32, cou
     }
 }
 
+/// True when any ring is known.
+#[inline]
+pub(crate) fn are_any() -> bool {
+    COUNT.load(Ordering::Relaxed) != 0
+}
+
 /// `fd` is about to be closed, or another file is about to take its number.
 #[inline]
 pub(crate) fn closing(fd: i32) {
-    if COUNT.load(Ordering::Relaxed) != 0 && !process::borrowed_memory() {
+    if are_any() && !process::borrowed_memory() {
         let _held = LOCK.lock();
         find(fd).into_iter().for_each(Ring::unmap);
     }
