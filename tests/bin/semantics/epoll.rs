@@ -50,6 +50,10 @@ pub(crate) const CASES: &[Case] = &[
     ),
     Case::pair("exclusive_waiters_miss_nothing", modes::exclusive),
     Case::pair(
+        "exclusive_registrations_are_refused_as_by_the_kernel",
+        modes::exclusive_refused,
+    ),
+    Case::pair(
         "nested_epoll_is_readable_when_its_inside_is",
         outside::nested,
     ),

@@ -2,7 +2,9 @@
 
 use core::sync::atomic::Ordering;
 
-use libc::{EPOLLEXCLUSIVE, epoll_event};
+use libc::{
+    EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLWAKEUP, epoll_event,
+};
 use toehold_channel::table::{Mode, Reason};
 
 use crate::connection::closing;
@@ -23,6 +25,12 @@ use crate::offload::awaiting;
 use crate::process::descriptors::{self, Kind};
 use crate::system::sys;
 use crate::waiting::seen_waits;
+
+const EXCLUSIVE: u32 = EPOLLEXCLUSIVE as u32;
+/// The kernel refuses an exclusive registration with other events than these
+/// (`EPOLLEXCLUSIVE_OK_BITS` in fs/eventpoll.c).
+const WITH_EXCLUSIVE: u32 =
+    EXCLUSIVE | (EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET) as u32;
 
 /// The library's answer to a call; `None`: the call goes to the kernel unchanged.
 type Answer = Option<Result<(), i32>>;
@@ -70,6 +78,9 @@ pub(crate) fn control(
     match operation {
         libc::EPOLL_CTL_ADD => {
             let event = event?;
+            if event.events & EXCLUSIVE != 0 && event.events & !WITH_EXCLUSIVE != 0 {
+                return Some(Err(libc::EINVAL));
+            }
             if let Some((n, one)) = known
                 && one.state() == State::Parked
                 && take_back(epoll, number, &connection, (n, one), &event)
@@ -270,7 +281,7 @@ impl InKernel {
         }
         // epoll_ctl(2): an exclusive registration cannot be modified, nor an ordinary one made
         // exclusive.
-        if (event.events | one.events()) & EPOLLEXCLUSIVE as u32 != 0 {
+        if (event.events | one.events()) & EXCLUSIVE != 0 {
             return Some(Err(libc::EINVAL));
         }
         {

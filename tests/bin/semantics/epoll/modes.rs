@@ -208,3 +208,34 @@ pub(super) fn exclusive(pair: &Pair) {
     }
     pair.say("every byte was read once", true);
 }
+
+pub(super) fn exclusive_refused(pair: &Pair) {
+    let exclusive = libc::EPOLLEXCLUSIVE;
+    let epoll = sys::epoll_create();
+    let add = |events| sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, pair.fd, events, 1);
+    let with = [
+        ("ONESHOT", libc::EPOLLONESHOT),
+        ("RDHUP", libc::EPOLLRDHUP),
+        ("PRI", libc::EPOLLPRI),
+    ];
+    for (name, event) in with {
+        pair.say(name, add(IN | exclusive | event));
+    }
+    // A registration that was removed may still be known to the library.
+    for round in 0..2 {
+        pair.say("exclusive", add(IN | libc::EPOLLET | exclusive));
+        pair.say("once more", add(IN | exclusive));
+        pair.say(
+            "once more with ONESHOT",
+            add(IN | exclusive | libc::EPOLLONESHOT),
+        );
+        let (found, _) = sys::epoll_wait(epoll, 1, 0);
+        pair.say("found", found.value());
+        let delete = sys::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, pair.fd, 0, 0);
+        pair.say("deleted", delete);
+        for (name, event) in with {
+            pair.say(name, format!("{round} {}", add(IN | exclusive | event)));
+        }
+    }
+    pair.step();
+}
