@@ -42,7 +42,7 @@ pub struct Inside<'a>(&'a Attachment);
 impl Drop for Inside<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.users.fetch_sub(1, AGREED);
+        self.0.count_out();
     }
 }
 
@@ -134,7 +134,16 @@ impl Attachment {
 
     /// Counts out a thread that has ended while it was inside: its guard is never dropped.
     pub fn leave_for_ended(&self) {
-        self.users.fetch_sub(1, AGREED);
+        self.count_out();
+    }
+
+    /// Counts a thread out. A child that was forked in a signal handler comes out of a region into
+    /// which its parent has gone. The child's count is 0 then, and stays 0.
+    #[inline]
+    fn count_out(&self) {
+        if self.users.fetch_sub(1, AGREED) == 0 {
+            self.users.fetch_add(1, AGREED);
+        }
     }
 
     /// True while a thread may be inside. A thread that goes to sleep is first counted as a sleeper
@@ -229,5 +238,22 @@ impl Sleepers {
         if self.0.load(Ordering::Relaxed) != 0 {
             self.0.store(0, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn child_that_was_forked_inside_a_region_is_not_counted_when_it_comes_out() {
+        let attachment = Attachment::default();
+        let mut memory = 0u8;
+        attachment.put(&raw mut memory);
+        let (_, inside) = attachment.enter().expect("a region");
+        attachment.forget_threads();
+        drop(inside);
+        assert!(!attachment.is_used());
+        assert_eq!(attachment.take_unused(), Some(&raw mut memory));
     }
 }
