@@ -467,16 +467,26 @@ mod tests {
     use super::*;
     use std::os::fd::FromRawFd;
 
+    /// A table of zeroes, and its file.
+    fn table_in_a_file() -> (OwnedFd, Table) {
+        let file = memfd::create(c"table", TABLE_BYTES).expect("memfd");
+        let base = memfd::map(file.as_fd(), TABLE_BYTES).expect("mapped");
+        // SAFETY: a mapping of the whole table, which is never ended.
+        let table = unsafe { Table::at(base.as_ptr()) };
+        (file, table)
+    }
+
+    fn entry_of(table: &Table, index: u32) -> &Entry {
+        let entry: *const Entry = table.entry(index).expect("in range");
+        // SAFETY: in the mapping, and all atomics.
+        unsafe { &*entry }
+    }
+
     #[test]
     fn no_command_is_lost_to_a_library_that_withdraws_an_idle_connection_s() {
         const ROUNDS: usize = 20_000;
-        let file = memfd::create(c"table", TABLE_BYTES).expect("memfd");
-        let base = memfd::map(file.as_fd(), TABLE_BYTES).expect("mapped");
-        // SAFETY: a mapping of the whole table, which this test never ends.
-        let table = unsafe { Table::at(base.as_ptr()) };
-        let entry: *const Entry = table.entry(0).expect("in range");
-        // SAFETY: in the mapping, and all atomics.
-        let entry: &Entry = unsafe { &*entry };
+        let (_file, table) = table_in_a_file();
+        let entry = entry_of(&table, 0);
         let is_over = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -508,18 +518,13 @@ mod tests {
     #[test]
     fn looking_for_live_entries_makes_no_pages() {
         let blocks = |file: &OwnedFd| rustix::fs::fstat(file).expect("open").st_blocks;
-        let file = memfd::create(c"table", TABLE_BYTES).expect("memfd");
-        let base = memfd::map(file.as_fd(), TABLE_BYTES).expect("mapped");
-        // SAFETY: a mapping of the whole table, which this test never ends.
-        let table = unsafe { Table::at(base.as_ptr()) };
+        let (file, table) = table_in_a_file();
         table.initialise(1, WaitMode::Event, b"sparse");
         let used = &table.header().entries_used;
         used.store(ENTRIES as u32, Ordering::Relaxed);
         let wanted = [0, 9, 4711, ENTRIES as u32 - 1];
         for index in wanted {
-            let entry: *const Entry = table.entry(index).expect("in range");
-            // SAFETY: in the mapping, and all atomics.
-            let state = unsafe { &(*entry).state };
+            let state = &entry_of(&table, index).state;
             state.store(EntryState::Live as u32, Ordering::Relaxed);
         }
         let before = blocks(&file);
