@@ -9,6 +9,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::roles("ten_active_among_ten_thousand_connections", ten_thousand),
     Case::roles("thousand_short_connections_one_after_another", short),
     Case::roles(
+        "listeners_outside_an_instance_accept_hundreds",
+        outside_an_instance,
+    ),
+    Case::roles(
         "sleeper_is_woken_by_any_of_many_members_of_two_instances",
         members_of_two,
     ),
@@ -136,6 +140,82 @@ fn members_of_two(role: &Role) {
     role.step();
 }
 
+/// A way to wait for a connection without an epoll instance, and to accept it.
+type Accept = fn(Fd) -> sys::Ret;
+const ACCEPTORS: [(&str, Accept); 3] = [
+    ("accept", sys::accept),
+    ("accept with a time limit", |listener| {
+        let limit = libc::timeval {
+            tv_sec: 60,
+            tv_usec: 0,
+        };
+        sys::set_option(listener, libc::SOL_SOCKET, libc::SO_RCVTIMEO, limit).value();
+        sys::accept4(listener, libc::SOCK_CLOEXEC)
+    }),
+    ("poll", |listener| {
+        sys::poll(&[(listener, libc::POLLIN)], -1).0.value();
+        sys::accept(listener)
+    }),
+];
+
+/// Two threads and a child accept the connections of one listener. Half of the connections stay
+/// open until all have been made.
+fn outside_an_instance(role: &Role) {
+    const CONNECTIONS: usize = 300;
+    for (name, accept) in ACCEPTORS {
+        if role.server() {
+            let listener = role.listen(0);
+            let serve = || {
+                let mut kept = Vec::new();
+                while let Ok(fd) = accept(listener).0 {
+                    let (fd, mut bytes) = (fd as Fd, [0; 60]);
+                    receive_all(fd, &mut bytes);
+                    send_all(fd, &bytes);
+                    keep_or_close(fd, bytes[0].into(), &mut kept);
+                }
+                close_all(&kept);
+            };
+            let child = sys::fork();
+            if child == 0 {
+                serve();
+                sys::exit_now(0);
+            }
+            std::thread::scope(|scope| {
+                (0..2).for_each(|_| drop(scope.spawn(serve)));
+                role.step();
+                // All acceptors end.
+                sys::shutdown(listener, libc::SHUT_RDWR).value();
+            });
+            role.say(name, sys::wait_for(child));
+            sys::close(listener).value();
+        } else {
+            let port = role.hear_port();
+            let mut kept = Vec::new();
+            for number in 0..CONNECTIONS {
+                let fd = role.connect(port);
+                echo(fd, number);
+                keep_or_close(fd, number, &mut kept);
+            }
+            role.say(name, kept.len());
+            role.step();
+            close_all(&kept);
+        }
+    }
+}
+
+fn keep_or_close(fd: Fd, number: usize, kept: &mut Vec<Fd>) {
+    match number % 2 {
+        0 => kept.push(fd),
+        _ => assert_eq!(sys::close(fd).value(), 0),
+    }
+}
+
+fn close_all(connections: &[Fd]) {
+    connections
+        .iter()
+        .for_each(|fd| assert_eq!(sys::close(*fd).value(), 0));
+}
+
 /// Pages that are mapped into this process.
 fn mapped_pages() -> usize {
     let counts = std::fs::read_to_string("/proc/self/statm").expect("proc(5)");
@@ -172,9 +252,7 @@ fn hundred(role: &Role) {
     for fd in &connections {
         receive_all(*fd, &mut [0; 5000]);
     }
-    connections
-        .iter()
-        .for_each(|fd| assert_eq!(sys::close(*fd).value(), 0));
+    close_all(&connections);
     role.say("all served", true);
 }
 
@@ -213,9 +291,7 @@ fn ten_thousand(role: &Role) {
     // The quiet connections have lost nothing.
     connections.iter().for_each(|fd| echo(*fd, 1));
     role.say("served twice", connections.len());
-    connections
-        .iter()
-        .for_each(|fd| assert_eq!(sys::close(*fd).value(), 0));
+    close_all(&connections);
 }
 
 fn short(role: &Role) {
