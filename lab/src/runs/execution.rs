@@ -271,39 +271,49 @@ impl Scene {
                     continue;
                 }
                 let before = self.redirected();
-                let done = AtomicBool::new(false);
                 let is_watched = arm.is_accelerated() && !arm.control;
-                let scene = &*self;
-                let (outcome, moved) = thread::scope(|scope| {
-                    let watch = || {
-                        let mut moved = 0;
-                        // Relaxed: the flag publishes no other data.
-                        while !done.load(Ordering::Relaxed) {
-                            moved = moved.max(scene.connections_moved(arm));
-                            thread::sleep(LOOK_INTERVAL);
-                        }
-                        moved
-                    };
-                    let watcher = is_watched.then(|| scope.spawn(watch));
-                    let outcome = scene.sample(job);
-                    done.store(true, Ordering::Relaxed);
-                    let moved = watcher.map(|watcher| watcher.join().unwrap_or(0));
-                    (outcome, moved)
-                });
-                interrupted(record)?;
-                if let Err(why) = outcome {
-                    let place = format!("{}, {}", block.title, arm.name);
-                    return Err(LabError::new(format!("warm-up of {place}: {why}")));
-                }
                 // Connections of that pattern end before they could move.
                 let is_short = block.pattern.is_short();
+                let mut seen = Seen::default();
+                for _ in 0..WARM_UPS_MAX {
+                    let outcome = match is_watched {
+                        true => self.watched(job, &mut seen),
+                        false => self.sample(job).map(drop),
+                    };
+                    interrupted(record)?;
+                    if let Err(why) = outcome {
+                        let place = format!("{}, {}", block.title, arm.name);
+                        return Err(LabError::new(format!("warm-up of {place}: {why}")));
+                    }
+                    if !is_watched || is_short || seen.is_enough() {
+                        break;
+                    }
+                }
+                let has_stayed = is_watched && seen.moved == 0;
                 let is_past_tcp = arm.path != ArmPath::Sockmap || self.redirected() > before;
-                if (moved == Some(0) && !is_short) || !is_past_tcp {
+                if (has_stayed && !is_short) || !is_past_tcp {
                     stayed.insert(format!("{} ({})", arm.name, block.title));
                 }
             }
         }
         Ok(stayed.into_iter().collect())
+    }
+
+    /// Takes a sample, which is thrown away. Meanwhile looks at the paths of its connections.
+    fn watched(&self, job: &Job<'_>, seen: &mut Seen) -> Result<(), String> {
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // Relaxed: the flag publishes no other data.
+                while !done.load(Ordering::Relaxed) {
+                    seen.add(&self.all_connections(job.arm), job.arm);
+                    thread::sleep(LOOK_INTERVAL);
+                }
+            });
+            let outcome = self.sample(job);
+            done.store(true, Ordering::Relaxed);
+            outcome.map(drop)
+        })
     }
 
     /// One sample of each arm at each point. Points are shuffled; the arms of a point run one after
@@ -425,25 +435,55 @@ impl Scene {
 
     /// The adapter's text about the connections on the path that the arm measures.
     fn connections(&self, arm: &Arm) -> Vec<Value> {
+        let mut connections = self.all_connections(arm);
+        connections.retain(|connection| is_on_path(connection, arm));
+        connections
+    }
+
+    /// The text of the arm's adapter about all its connections.
+    fn all_connections(&self, arm: &Arm) -> Vec<Value> {
         let network = self.network.as_ref();
         let engine = network.and_then(|network| network.wire_of(arm));
         let Some(status) = self.status(&self.runtime_dir(engine)) else {
             return Vec::new();
         };
-        let path = if arm.path == ArmPath::Offload {
-            "offload"
-        } else {
-            "direct"
-        };
         let processes = status["processes"].as_array().cloned().unwrap_or_default();
         let connections = processes
             .iter()
             .filter_map(|process| process["connections"].as_array());
-        connections
-            .flatten()
-            .filter(|connection| connection["path"] == path)
-            .cloned()
-            .collect()
+        connections.flatten().cloned().collect()
+    }
+}
+
+/// True for a connection on the path that the arm measures.
+fn is_on_path(connection: &Value, arm: &Arm) -> bool {
+    connection["path"]
+        == match arm.path {
+            ArmPath::Offload => "offload",
+            _ => "direct",
+        }
+}
+
+/// The findings of looks at an arm's connections while samples were taken.
+#[derive(Default)]
+struct Seen {
+    /// The looks that found connections.
+    looks: u32,
+    /// The most connections that were on the arm's path at one look.
+    moved: usize,
+}
+
+impl Seen {
+    fn add(&mut self, connections: &[Value], arm: &Arm) {
+        let moved = (connections.iter()).filter(|one| is_on_path(one, arm));
+        self.moved = self.moved.max(moved.count());
+        self.looks += u32::from(!connections.is_empty());
+    }
+
+    /// True when the looks show whether the connections stay on the kernel. On a busy host a short
+    /// sample may be over before the first look, or before its connections have moved.
+    fn is_enough(&self) -> bool {
+        self.moved > 0 || self.looks >= LOOKS_MIN
     }
 }
 
@@ -461,3 +501,8 @@ fn kept(record: &Record) -> String {
 
 const ADAPTER_TIMEOUT: Duration = Duration::from_secs(10);
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// After this many looks that found connections, none of them on the arm's path, the arm stays on
+/// the kernel.
+const LOOKS_MIN: u32 = 10;
+/// The most samples that are taken for enough looks.
+const WARM_UPS_MAX: u32 = 20;
