@@ -2,6 +2,7 @@
 //! use of SACK (RFC 2018, RFC 6675, RFC 2883), ECN (RFC 3168) and the timers.
 
 use super::accurate_ecn::Feedback;
+use super::congestion::Cause;
 use super::sent::Delivered;
 use super::{Conditions, Connection, Context, LossTimer, News};
 use crate::position::{Position, Span};
@@ -307,7 +308,7 @@ impl Connection {
         self.congestion
             .count_marks(report.advanced_bytes, marked_bytes, una, nxt);
         if marked_bytes > 0 && una >= self.recovery.marked_until && self.phase == Phase::Open {
-            self.enter_recovery(cx, true);
+            self.enter_recovery(cx, Cause::Mark);
         }
     }
 }

@@ -41,6 +41,17 @@ pub(crate) struct Congestion {
     more: More,
 }
 
+/// The reason for a reduction of the window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Cause {
+    /// Data was lost and has to be sent again.
+    Loss,
+    /// A tail loss probe has repaired a loss already.
+    RepairedLoss,
+    /// The remote reports an ECN mark.
+    Mark,
+}
+
 /// The window and the state of its growth, before a reduction that may prove a mistake.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prior {

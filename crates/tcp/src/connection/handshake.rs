@@ -389,7 +389,7 @@ impl Connection {
         self.news.0 = self.news.0 & !News::ENDING | News::CONNECTED;
         self.rtt.begin_data(was_retransmitted);
         self.phase = Phase::Open;
-        self.recovery.prior = None;
+        self.forget_losses_of_handshake();
         self.congestion.ssthresh = u32::MAX;
         // RFC 5681 section 3.1: after a lost SYN the initial window is one segment.
         self.cwnd = if was_retransmitted {

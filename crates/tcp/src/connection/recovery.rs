@@ -11,7 +11,7 @@
 
 use super::acknowledge::Acknowledgement;
 use super::bbr::Step;
-use super::congestion::{Prior, Progress};
+use super::congestion::{Cause, Prior, Progress};
 use super::frto::Suspicion;
 use super::sent::{Delivered, Sent};
 use super::{Conditions, Connection, Context};
@@ -28,7 +28,8 @@ const REORDER_PERSIST_RECOVERIES: u8 = 16;
 /// The state of a recovery.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recovery {
-    /// RecoveryPoint (RFC 6675): the recovery ends when this position is acknowledged.
+    /// RecoveryPoint (RFC 6675): the recovery ends when this position is acknowledged. Afterwards
+    /// "recover" (RFC 6582): duplicates below it are answers to retransmissions.
     pub(crate) point: Position,
     /// Until this position is acknowledged, further ECN marks belong to the same window (RFC 3168
     /// section 6.1.2).
@@ -41,6 +42,8 @@ pub(crate) struct Recovery {
     prr_delivered: u64,
     pub(crate) prr_out: u64,
     flight_at_entry: u32,
+    /// The recovery answers an ECN mark, and no loss is known.
+    is_for_mark: bool,
     /// The current acknowledgement has shown another loss.
     pub(super) lost_more: bool,
     /// Congestion control before the loss, restored if the retransmissions prove spurious.
@@ -166,7 +169,7 @@ impl Connection {
             && self.phase == Phase::Open
             && !self.lost_only_the_probe(cx.now)
         {
-            self.enter_recovery(cx, false);
+            self.enter_recovery(cx, Cause::Loss);
         }
     }
 
@@ -190,8 +193,8 @@ impl Connection {
     fn deduce_from_duplicates(&mut self, ack: &Acknowledgement) {
         let mss = u32::from(self.mss);
         if ack.advanced_bytes > 0 {
-            let point = self.recovery.point;
-            if self.phase == Phase::Recovery && self.snd_una < point {
+            let is_partial = self.phase == Phase::Recovery && self.snd_una < self.recovery.point;
+            if is_partial && !self.recovery.is_for_mark {
                 // RFC 6582 section 3.2 step 3: a partial acknowledgement asks for the next one.
                 let lost = self.scoreboard.mark_first_lost(mss);
                 self.congestion.note_lost(lost);
@@ -209,19 +212,40 @@ impl Connection {
             let left = outstanding.saturating_sub(self.recovery.duplicate_bytes + mss);
             // Each duplicate stands for a segment that has left the network.
             self.recovery.duplicate_bytes += mss.min(left);
-            if self.recovery.duplicates == DUPLICATE_THRESHOLD
-                && self.phase == Phase::Open
-                // RFC 6582 section 3.2 step 1: duplicates from the last recovery do not count.
-                && self.snd_una > self.recovery.point
-            {
+            // RFC 6582 section 3.2 step 1: duplicates from the last recovery do not count.
+            let is_news = match self.phase {
+                Phase::Open => self.snd_una > self.recovery.point,
+                Phase::Recovery => self.recovery.is_for_mark,
+                Phase::Loss => false,
+            };
+            if self.recovery.duplicates == DUPLICATE_THRESHOLD && is_news {
                 let lost = self.scoreboard.mark_first_lost(mss);
                 self.congestion.note_lost(lost);
+                if self.phase == Phase::Recovery {
+                    self.repair_after_mark();
+                }
             }
         }
     }
 
-    /// Begins to repair losses, or to respond to an ECN mark.
-    pub(super) fn enter_recovery(&mut self, cx: &mut Context<'_>, is_mark: bool) {
+    /// A loss is noticed while a mark is answered. The window was reduced for this window of data
+    /// already (RFC 3168 section 6.1.2), so only the repair is due.
+    fn repair_after_mark(&mut self) {
+        self.recovery.is_for_mark = false;
+        self.recovery.point = self.snd_nxt;
+        self.conditions.set(Conditions::FORCE_RETRANSMIT);
+    }
+
+    /// No loss is known of the data that follows the handshake: RFC 6582 section 3.2 step 1,
+    /// "recover is set to the initial send sequence number".
+    pub(super) fn forget_losses_of_handshake(&mut self) {
+        self.recovery.prior = None;
+        self.recovery.point = Position::SYN;
+    }
+
+    /// Begins to repair losses, or to respond to other congestion.
+    pub(super) fn enter_recovery(&mut self, cx: &mut Context<'_>, cause: Cause) {
+        let is_mark = cause == Cause::Mark;
         cx.counters.recoveries += 1;
         let in_flight = (self.snd_nxt - self.snd_una) as u32;
         self.recovery.prior = Some(Box::new(self.congestion.prior(self.cwnd)));
@@ -235,10 +259,11 @@ impl Connection {
         self.recovery.prr_out = 0;
         self.recovery.flight_at_entry = in_flight.max(1);
         self.tell_reduction();
-        if is_mark {
-            self.recovery.prior = None; // A mark is no mistake.
-        } else {
+        self.recovery.is_for_mark = is_mark;
+        if cause == Cause::Loss {
             self.conditions.set(Conditions::FORCE_RETRANSMIT);
+        } else {
+            self.recovery.prior = None; // A mark is no mistake, and nothing is sent again.
         }
     }
 
@@ -282,6 +307,7 @@ impl Connection {
         self.phase = Phase::Loss;
         self.conditions.set(Conditions::WINDOW_MOVED);
         self.recovery.point = self.snd_nxt;
+        self.recovery.is_for_mark = false;
         self.recovery.duplicates = 0;
         self.recovery.duplicate_bytes = 0;
         self.rack.probe_end = None;
@@ -398,6 +424,11 @@ impl Connection {
             }
         }
         self.phase = Phase::Open;
+        if self.recovery.is_for_mark {
+            // Nothing was sent again, so duplicates that come now show a loss.
+            self.recovery.is_for_mark = false;
+            self.recovery.point = Position::SYN;
+        }
         self.recovery.duplicate_bytes = 0;
         self.recovery.duplicates = 0;
         self.recovery.prior = None;
@@ -491,7 +522,8 @@ impl Connection {
             //# The sender then SHOULD invoke a congestion control response equivalent to a fast
             //# recovery.
             // The original was lost and the probe repaired the loss: one reduction is still due.
-            self.enter_recovery(cx, true);
+            self.enter_recovery(cx, Cause::RepairedLoss);
+            self.congestion.note_lost(self.mss.into());
             self.cwnd = self.cwnd.min(self.congestion.ssthresh);
             self.phase = Phase::Open;
         }

@@ -167,3 +167,44 @@ fn a_syn_is_repeated_without_congestion_notification() {
     stage.wait(Duration::from_secs(1));
     stage.expect("S 0:0(0)");
 }
+
+/// RFC 8985 section 7.4.2: the response to a loss that a tail loss probe has repaired is
+/// "equivalent to a fast recovery". RFC 8257 section 3.5: DCTCP halves the window for a loss,
+/// whatever share of the bytes was marked.
+#[test]
+fn dctcp_takes_a_repaired_tail_for_a_loss() {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        config.window_scaling = false;
+        options.nodelay = true;
+        options.ecn = EcnMode::Classic;
+        options.congestion = CongestionControl::Dctcp;
+    });
+    stage.remote("SEW 0:0(0) win 65535 <mss 1000,sackOK>");
+    stage.expect("S.E 0:0(0) ack 1");
+    stage.wait(MILLISECOND * 100);
+    stage.remote(". 1:1(0) ack 1");
+    let id = stage.engine.accept(stage.listener).unwrap();
+    // Without a mark the estimate falls to almost zero.
+    let mut end = 0;
+    for _ in 0..60 {
+        end += 1_000;
+        stage.engine.publish(id, end).unwrap();
+        stage.forget_sent();
+        stage.wait(MILLISECOND * 100);
+        stage.remote(&format!(". 1:1(0) ack {} win 60000", end + 1));
+    }
+    stage.engine.publish(id, end + 3_000).unwrap();
+    stage.forget_sent();
+    let before = stage.engine.info(id).unwrap().congestion_window;
+    let round_trip = stage.engine.info(id).unwrap().round_trip.unwrap();
+    stage.wait(round_trip * 2 + MILLISECOND);
+    assert_eq!(stage.engine.counters().tail_probes, 1);
+    stage.forget_sent();
+    stage.remote(&format!(". 1:1(0) ack {} win 60000", end + 3_001));
+    stage.engine.publish(id, end + 4_000).unwrap();
+    stage.forget_sent();
+    stage.remote(&format!(". 1:1(0) ack {} win 60000", end + 4_001));
+    let after = stage.engine.info(id).unwrap().slow_start_threshold;
+    assert_eq!(after, before / 2);
+}

@@ -1,7 +1,7 @@
 //! Detection, feedback and repair of losses: scripts of segments.
 
 use crate::script::{Stage, plain};
-use toehold_tcp::{CloseReason, ConnectionId, Duration, EcnMode, Phase, State};
+use toehold_tcp::{CloseReason, ConnectionId, Duration, EcnMode, Options, Phase, State};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -735,4 +735,93 @@ fn a_timeout_follows_a_probe() {
     stage.expect(". 1001:2001(1000) ack 1");
     let counters = stage.engine.counters();
     assert_eq!((counters.tail_probes, counters.timeouts), (1, 1));
+}
+
+/// A connection without SACK, on which both ends understand marks, with eight segments in flight.
+fn marking_without_sack() -> (Stage, ConnectionId) {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        config.window_scaling = false;
+        options.ecn = EcnMode::Classic;
+        options.nodelay = true;
+    });
+    stage.remote("SEW 0:0(0) win 65535 <mss 1000>");
+    stage.expect("S.E 0:0(0) ack 1");
+    stage.remote(". 1:1(0) ack 1");
+    let id = stage.engine.accept(stage.listener).unwrap();
+    stage.engine.publish(id, 8_000).unwrap();
+    stage.forget_sent();
+    stage.wait(MILLISECOND * 10);
+    (stage, id)
+}
+
+/// RFC 3168 section 6.1.2: a mark is no loss. The acknowledgements that follow it are not the
+/// partial ones of RFC 6582, and nothing is sent again.
+#[test]
+fn a_mark_is_answered_without_retransmissions() {
+    let (mut stage, id) = marking_without_sack();
+    let before = stage.engine.info(id).unwrap().congestion_window;
+    for ack in [1_001, 2_001, 3_001, 4_001, 5_001, 6_001, 7_001, 8_001] {
+        stage.remote(&format!(".E 1:1(0) ack {ack} win 65535"));
+    }
+    assert_eq!(stage.engine.counters().retransmissions, 0);
+    let info = stage.engine.info(id).unwrap();
+    assert!(info.congestion_window < before);
+    assert_eq!(info.phase, Phase::Open);
+}
+
+/// RFC 5681 section 3.2: three duplicates show a loss, also while a mark is answered, and directly
+/// after that.
+#[test]
+fn a_loss_is_repaired_while_a_mark_is_answered() {
+    let (mut stage, id) = marking_without_sack();
+    stage.remote(".E 1:1(0) ack 1001 win 65535");
+    let marked = stage.engine.info(id).unwrap().slow_start_threshold;
+    for _ in 0..3 {
+        stage.expect_nothing();
+        stage.remote(".E 1:1(0) ack 1001 win 65535");
+    }
+    stage.expect(". 1001:2001(1000) ack 1");
+    stage.remote(".E 1:1(0) ack 3001 win 65535");
+    stage.expect(". 3001:4001(1000) ack 1");
+    stage.remote(".E 1:1(0) ack 8001 win 65535");
+    stage.expect_nothing();
+    // One reduction is the answer to both.
+    let info = stage.engine.info(id).unwrap();
+    assert_eq!(
+        (info.phase, info.slow_start_threshold),
+        (Phase::Open, marked)
+    );
+    let (mut stage, id) = marking_without_sack();
+    stage.remote(".E 1:1(0) ack 1001 win 65535");
+    stage.remote(".E 1:1(0) ack 8001 win 65535");
+    stage.engine.publish(id, 12_000).unwrap();
+    stage.forget_sent();
+    for _ in 0..3 {
+        stage.remote(". 1:1(0) ack 8001 win 65535");
+    }
+    stage.expect(". 8001:9001(1000) ack 1");
+}
+
+/// RFC 6582 section 3.2 step 1: before any loss, "recover is set to the initial send sequence
+/// number". A SYN that was sent twice is no reason to ignore duplicates.
+#[test]
+fn first_segment_after_a_lost_syn_is_repaired_by_duplicates() {
+    let mut stage = plain();
+    let id = stage.connect(Options {
+        nodelay: true,
+        ..Options::default()
+    });
+    stage.expect("S 0:0(0)");
+    stage.wait(Duration::from_secs(1));
+    stage.expect("S 0:0(0)");
+    stage.wait(MILLISECOND * 100);
+    stage.remote("S. 0:0(0) ack 1 win 60000 <mss 1000>");
+    stage.expect(". 1:1(0) ack 1");
+    stage.engine.publish(id, 8_000).unwrap();
+    stage.forget_sent();
+    for _ in 0..3 {
+        stage.remote(". 1:1(0) ack 1 win 60000");
+    }
+    assert_eq!(stage.engine.counters().retransmissions, 2);
 }
