@@ -103,7 +103,11 @@ impl Connection {
             return;
         }
         self.options.keepalive = keepalive;
-        if matches!(self.state, State::Established | State::CloseWait) {
+        let is_open = matches!(
+            self.state,
+            State::Established | State::CloseWait | State::FinWait1 | State::FinWait2
+        );
+        if is_open {
             self.idle_deadline = Instant::NEVER;
             self.arm_keepalive(cx.now);
         }

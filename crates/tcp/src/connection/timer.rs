@@ -129,9 +129,7 @@ impl Connection {
     //# retransmissions, including notification of the application layer.
     /// Counts a retry, and ends the connection when there were too many (RFC 9293 section 3.8.3).
     fn gives_up(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.retries == 0 {
-            self.note_stall(cx.now);
-        }
+        self.note_stall(cx.now);
         self.retries = self.retries.saturating_add(1);
         //= RFC 9293#3.8.3
         //# (d) An application MUST (MUST-21) be able to set the value for R2 for a particular
@@ -192,11 +190,17 @@ impl Connection {
     }
 
     /// The connection makes no progress. Answers from a remote that keeps its window closed do not
-    /// end a stall.
+    /// end a stall. Keepalive probes before this data was sent are not among its retries: as on
+    /// Linux, probes and retransmissions have a limit each (`icsk_probes_out`, `icsk_retransmits`).
+    /// A connection that its program has released gets no retries back, so that its remote cannot
+    /// prolong it.
     fn note_stall(&mut self, now: Instant) {
         if !self.is_stalled() {
             self.stalled_since = self.scoreboard.oldest_sent_at().unwrap_or(now);
             self.stalled_at = self.snd_una.0 as u32;
+            if !self.conditions.has(Conditions::RELEASED) {
+                self.retries = 0;
+            }
         }
     }
 
@@ -315,8 +319,8 @@ impl Connection {
     /// RFC 8985 section 7.2: arms a tail loss probe where one is allowed, otherwise the timer of
     /// RFC 6298. `follows` more bytes are about to be in flight.
     fn arm_probe_or_retransmission(&mut self, now: Instant, config: &Config, follows: u64) {
-        let timeout = self.rtt.timeout(config);
         self.stop_persisting();
+        let timeout = self.rtt.timeout(config);
         if self.phase == Phase::Open
             && config.tail_probes
             //= RFC 8985#4

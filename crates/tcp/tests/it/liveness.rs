@@ -1,5 +1,7 @@
 //! The silence that a connection tolerates: keepalive and the user timeout.
 
+use core::num::NonZeroU8;
+
 use crate::script::{Stage, plain};
 use toehold_tcp::{CloseReason, ConnectionId, Duration, Keepalive, Options, State};
 
@@ -179,4 +181,96 @@ fn a_syn_is_sent_again_as_often_as_the_program_wants() {
     assert_eq!(state(&stage, id), State::SynSent);
     stage.wait(MILLISECOND + MILLISECOND);
     stage.expect_closed(CloseReason::TimedOut);
+}
+
+/// A connection without tail loss probes that probes its remote after a minute of silence.
+fn probing(user_timeout: Option<Duration>) -> (Stage, ConnectionId) {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        config.window_scaling = false;
+        options.nodelay = true;
+        options.user_timeout = user_timeout;
+        options.keepalive = Some(MINUTELY);
+    });
+    let id = stage.accepted("", 60_000);
+    (stage, id)
+}
+
+const MINUTELY: Keepalive = Keepalive {
+    idle: Duration::from_secs(60),
+    interval: Duration::from_secs(1),
+    probes_max: NonZeroU8::new(9).expect("not zero"),
+};
+
+/// The user timeout counts from the time when the data was sent, also if a keepalive probe before
+/// it was not answered.
+#[test]
+fn data_after_a_keepalive_probe_has_its_whole_user_timeout() {
+    let (mut stage, id) = probing(Some(LIMIT * 9));
+    for from in (1..91).step_by(10) {
+        stage.wait(Duration::from_secs(59));
+        stage.remote(&format!("P. {from}:{}(10) ack 1 win 60000", from + 10));
+        stage.forget_sent();
+    }
+    stage.wait(Duration::from_secs(60));
+    stage.expect(". 0:0(0) ack 91");
+    stage.engine.publish(id, 1_000).unwrap();
+    stage.expect("P. 1:1001(1000) ack 91");
+    stage.wait(LIMIT * 9 - MILLISECOND);
+    assert_eq!(state(&stage, id), State::Established);
+    stage.wait(MILLISECOND);
+    stage.expect_closed(CloseReason::TimedOut);
+}
+
+/// RFC 9293 section 3.8.3: R2 counts retransmissions. Keepalive probes that were not answered are
+/// none of them.
+#[test]
+fn keepalive_probes_are_no_retransmissions() {
+    let (mut stage, id) = probing(None);
+    stage.wait(Duration::from_secs(67));
+    assert_eq!(stage.engine.info(id).unwrap().retries, 8);
+    stage.engine.publish(id, 1_000).unwrap();
+    stage.wait(LIMIT * 11);
+    assert_eq!(state(&stage, id), State::Established);
+}
+
+/// As on Linux (tcp_set_keepalive): a program may ask for keepalive after it has finished, while it
+/// waits for the remote.
+#[test]
+fn keepalive_may_begin_after_the_end_of_our_stream() {
+    let mut stage = plain();
+    let id = stage.accepted("", 60_000);
+    stage.engine.finish(stage.now, id).unwrap();
+    stage.expect("F. 1:1(0) ack 1");
+    stage.remote(". 1:1(0) ack 2 win 60000");
+    let set = stage
+        .engine
+        .set_liveness(stage.now, id, Some(MINUTELY), None);
+    set.expect("it exists");
+    stage.wait(Duration::from_secs(60));
+    stage.expect(". 1:1(0) ack 1");
+    stage.wait(LIMIT);
+    stage.expect_closed(CloseReason::TimedOut);
+}
+
+/// The probes of a closed window have a backoff of their own: data that then fits in part is sent
+/// again after an ordinary timeout.
+#[test]
+fn timeout_after_a_closed_window_is_not_backed_off() {
+    let mut stage = plain();
+    let id = stage.accepted("", 0);
+    stage.engine.publish(id, 3_000).unwrap();
+    for _ in 0..40 {
+        stage.wait(Duration::from_secs(5));
+        stage.forget_sent();
+        stage.remote(". 1:1(0) ack 1 win 0");
+    }
+    stage.remote(". 1:1(0) ack 1 win 300");
+    while stage.engine.info(id).unwrap().in_flight == 0 {
+        stage.wait(MILLISECOND);
+    }
+    stage.expect(". 1:301(300) ack 1");
+    assert_eq!(stage.engine.counters().timeouts, 0);
+    stage.wait(Duration::from_secs(1));
+    stage.expect(". 1:301(300) ack 1");
 }
