@@ -394,7 +394,12 @@ impl Engine {
         }
         let options = listener.options;
         let offer = Offer::of(segment, packet.ecn, options.ecn);
-        let is_flooded = self.listeners.half_open() >= self.config.half_open_max;
+        // A connection in TIME-WAIT gives its slot to its successor, so it costs no memory. Its
+        // successor gets no cookie, because that might be below numbers that were used already
+        // (Linux also makes none: tcp_conn_request, `isn`).
+        let is_successor = old_end.is_some();
+        let is_full = self.listeners.half_open() >= self.config.half_open_max;
+        let is_flooded = is_full && !is_successor;
         if is_flooded || !self.make_room() {
             self.send_cookie(now, key, &offer, options, reply_to);
             return;

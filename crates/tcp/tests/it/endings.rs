@@ -227,3 +227,31 @@ fn soft_error_is_the_reason_when_silence_ends_the_connection() {
         stage.expect_closed(why);
     }
 }
+
+/// RFC 9293 section 3.6.1: the successor of a connection in TIME-WAIT "assigns its initial sequence
+/// number for the new connection to be larger than the largest sequence number it used on the
+/// previous connection". A cookie could not promise that.
+#[test]
+fn successor_of_time_wait_has_higher_numbers_in_a_flood() {
+    for port in 5_000..5_020 {
+        let mut stage = Stage::new(|config, _| {
+            config.timestamps = false;
+            config.half_open_max = 1;
+        });
+        stage.come_from(port);
+        let id = stage.accepted("", 10_000);
+        stage.engine.finish(stage.now, id).unwrap();
+        let fin = stage.next_sent();
+        stage.remote("F. 1:1(0) ack 2");
+        stage.expect(". 2:2(0) ack 2");
+        stage.come_from(7_000);
+        stage.remote("S 0:0(0) win 65535 <mss 1000>");
+        stage.forget_sent();
+        stage.come_from(port);
+        stage.remote("S 100:100(0) win 65535 <mss 1000>");
+        let seq = |packet: &[u8]| u32::from_be_bytes(packet[24..28].try_into().unwrap());
+        let ahead = seq(&stage.next_sent()).wrapping_sub(seq(&fin));
+        assert!((1..1 << 31).contains(&ahead), "{ahead}");
+        assert_eq!(stage.engine.counters().cookies_sent, 0);
+    }
+}
