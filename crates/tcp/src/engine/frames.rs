@@ -100,12 +100,13 @@ impl Engine {
             let Some((whole, ecn)) = self.reassemble(now, packet)? else {
                 return Ok(());
             };
-            let packet = Packet {
+            let mut packet = Packet {
                 fragment: None,
                 payload: &whole,
                 ecn,
                 ..*packet
             };
+            packet.skip_extensions_of_whole()?;
             // No link verifies a checksum that spans several packets.
             return self.handle_packet(now, &packet, reply_to, ReceiveOffload::default(), memory);
         }

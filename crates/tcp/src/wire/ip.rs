@@ -247,6 +247,18 @@ impl<'a> Packet<'a> {
         Ok(packet)
     }
 
+    /// RFC 8200 section 4.1: destination options may follow the fragment header. They are part of
+    /// the whole packet, which must not be a fragment of another one.
+    pub(crate) fn skip_extensions_of_whole(&mut self) -> Result<(), Malformed> {
+        if !self.source.is_v4() {
+            self.skip_extensions()?;
+        }
+        match self.fragment {
+            None => Ok(()),
+            Some(_) => Err(Malformed::Fragment),
+        }
+    }
+
     fn skip_extensions(&mut self) -> Result<(), Malformed> {
         for _ in 0..V6_EXTENSIONS_MAX {
             let extension = self.payload;

@@ -1,7 +1,13 @@
 //! Unusual but valid segments, and their correct handling.
 
+use std::net::Ipv6Addr;
+
 use crate::script::Stage;
-use toehold_tcp::{ChecksumSum, Duration, Malformed, Options};
+use crate::support::{Family, Rings, on_link};
+use toehold_tcp::{
+    ChecksumSum, Config, Duration, Engine, Instant, Malformed, Medium, Options, Random,
+    ReceiveOffload,
+};
 
 /// A stage without timestamps, so that scripts are shorter.
 fn plain() -> Stage {
@@ -428,4 +434,37 @@ fn a_syn_with_a_bad_option_is_answered_without_it() {
     stage.raw(&syn);
     assert_eq!(stage.engine.counters().malformed(Malformed::TcpOption), 1);
     stage.expect("S. 0:0(0) ack 1 <mss 1460>");
+}
+
+/// RFC 8200 section 4.1: destination options may stand behind the fragment header.
+#[test]
+fn fragments_may_have_options_before_the_segment() {
+    let config = Config::new(Medium::Ip, 1_500, on_link("fd00::1"));
+    let mut engine = Engine::new(config, Random::new(42));
+    let listening = engine.listen(Family::V6.anywhere(), 16, Options::default());
+    listening.expect("a new engine has no listener");
+    let [source, destination] = ["fd00::2", "fd00::1"].map(|text| {
+        let address: Ipv6Addr = text.parse().expect("an address");
+        address.octets()
+    });
+    let mut tcp = vec![
+        16, 0, 0, 80, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 255, 255, 0, 0, 0, 0,
+    ];
+    let pseudo = ChecksumSum::ZERO.bytes(&source).bytes(&destination);
+    let checksum = pseudo.word(6).word(20).bytes(&tcp).checksum();
+    tcp[16..18].copy_from_slice(&checksum);
+    let whole = [&[6, 0, 1, 4, 0, 0, 0, 0][..], &tcp].concat();
+    let mut rings = Rings::default();
+    for (from, to, more) in [(0, 16, 1), (16, 28, 0)] {
+        let mut packet = vec![0x60, 0, 0, 0, 0, 8 + (to - from) as u8, 44, 64];
+        packet.extend(source);
+        packet.extend(destination);
+        packet.extend([60, 0, 0, from as u8 | more, 0, 0, 0, 7]);
+        packet.extend(&whole[from..to]);
+        let offload = ReceiveOffload::default();
+        engine.handle_frame(Instant::ZERO, &packet, offload, &mut rings);
+    }
+    let mut frame = vec![0; 70_000];
+    let answer = engine.poll_frame(Instant::ZERO, &mut rings, &mut frame);
+    assert!(answer.is_some(), "{:?}", engine.counters());
 }
