@@ -3,9 +3,9 @@
 //! The crates that share memory with other processes are checked ([`CRATES`]). A statement with
 //! `Acquire`, `Release`, `AcqRel` or `SeqCst` needs a comment directly above it, or inside, with
 //! the words "pairs with" and a name in backquotes. If many accesses follow one protocol, the
-//! protocol has constants (`const SAYS: Ordering = Ordering::Release;`). Then the comment is at the
-//! constant, and the accesses use the constant. Tests are ignored. The code is expected in
-//! rustfmt's format.
+//! protocol has constants (`const SLOT_RELEASE: Ordering = Ordering::Release;`). Then the comment
+//! is at the constant, and the accesses use the constant. Tests are ignored. The code is expected
+//! in rustfmt's format.
 
 use std::path::Path;
 
@@ -174,8 +174,9 @@ mod tests {
 
     #[test]
     fn constants_stand_for_the_comment() {
-        let text = "/// Pairs with [`SEES`], `a.load`.\nconst SAYS: Ordering = Ordering::Release;\n\
-                    \nfn f() {\n    a.store(1, SAYS);\n}";
+        let text = "/// Pairs with [`SLOT_ACQUIRE`], `a.load`.\n\
+                    const SLOT_RELEASE: Ordering = Ordering::Release;\n\
+                    \nfn f() {\n    a.store(1, SLOT_RELEASE);\n}";
         assert!(silent(text).is_empty());
         assert_eq!(orderings(text).len(), 1);
     }

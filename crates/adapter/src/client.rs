@@ -1,6 +1,6 @@
 //! The command line's requests to the adapter. They block, for two seconds at most.
 
-use crate::engine::settings::spell;
+use crate::engine::settings::to_sixteen_bytes;
 use crate::listener::{peer_of, unix_socket};
 use crate::memfd;
 use crate::runtime_dir::{self, RuntimeDir, RuntimeDirError, user_id};
@@ -263,7 +263,7 @@ pub fn capture(runtime_dir: &Path, options: CaptureOptions) -> Result<Capturing,
     let question = Message {
         side: options.kept_max.unwrap_or(0),
         remote_port: options.port.unwrap_or(0),
-        remote: options.host.map_or([0; 16], spell),
+        remote: options.host.map_or([0; 16], to_sixteen_bytes),
         ..Message::new(Kind::Capture)
     };
     let asker = Asker::connect(runtime_dir)?;

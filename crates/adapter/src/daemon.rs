@@ -379,7 +379,7 @@ impl Daemon {
         let mut log = Log::new(options.foreground);
         let (engine, no_engine) = start_engine(&options, &mut log)?;
         let diag = Diag::open();
-        say_what_is_not_paired(&diag, &proving, &mut log);
+        log_unpairable(&diag, &proving, &mut log);
         let descriptors_max = descriptors::memory_max(engine.is_some());
         let observation = Observation::new(diag.as_ref().ok().map(Diag::namespace), firewall);
         for (changes, source) in observation.sources() {
@@ -459,7 +459,7 @@ impl Daemon {
         }
         let dir = &self.options.runtime_dir;
         self.log
-            .say("state", || format!("listening in {}", dir.display()));
+            .log_limited("state", || format!("listening in {}", dir.display()));
         let manager = Manager::of(self.options.foreground);
         manager.ready(self.no_engine.as_deref());
         let served = self.serve_clients();
@@ -480,14 +480,14 @@ impl Daemon {
         let count = unserved::hail(&self.options.runtime_dir, self.options.is_system);
         if count > 0 {
             let text = || format!("{count} families of programs met an adapter here before");
-            self.log.say("hail", text);
+            self.log.log_limited("hail", text);
         }
     }
 
     fn serve_clients(&mut self) -> Result<(), Error> {
         let mut events = Vec::with_capacity(EVENTS_PER_TURN);
         // The other socket may have come before we watched.
-        if self.watch.is_some() && self.is_to_give_way() {
+        if self.watch.is_some() && self.must_be_replaced() {
             return Ok(());
         }
         loop {
@@ -501,13 +501,14 @@ impl Daemon {
             for event in events.drain(..) {
                 match event.source {
                     Source::Stop => {
-                        self.log.say("stop", || "told to stop: leaving".into());
+                        self.log
+                            .log_limited("stop", || "told to stop: leaving".into());
                         return Ok(());
                     }
                     Source::Reload => self.handle_reload(),
                     Source::Firewall => self.handle_firewall(),
                     Source::Shaping => self.handle_shaping(),
-                    Source::Directory if self.is_to_give_way() => return Ok(()),
+                    Source::Directory if self.must_be_replaced() => return Ok(()),
                     Source::Directory => {}
                     Source::Listener => self.handle_arrivals(),
                     Source::Client(id) => self.handle_client(id, event),
@@ -522,7 +523,7 @@ impl Daemon {
             }
             if self.is_idle_for_long() && self.can_leave() {
                 self.log
-                    .say("idle", || "no client for long: leaving".into());
+                    .log_limited("idle", || "no client for long: leaving".into());
                 return Ok(());
             }
         }
@@ -602,7 +603,7 @@ impl Daemon {
 
     /// Whether a service manager's adapter must take our place. Its socket has already replaced
     /// ours. An adapter with an engine stays: the engine's connections would end.
-    fn is_to_give_way(&mut self) -> bool {
+    fn must_be_replaced(&mut self) -> bool {
         if let Some(watch) = &self.watch {
             watch.clear();
         }
@@ -610,7 +611,7 @@ impl Daemon {
             return false;
         }
         let gives_way = self.engine.is_none();
-        self.log.say("place", || {
+        self.log.log_limited("place", || {
             let does = match gives_way {
                 true => "leaving",
                 false => "the connections of the TCP engine go on, new programs do not come here",
@@ -685,21 +686,21 @@ fn start_engine(
         Err(error) if options.engine_required => Err(Error::Engine(error.to_string())),
         Err(error) => {
             // Programs run without the engine: their connections stay on the host path.
-            log.say("engine", || format!("no TCP engine: {error}"));
+            log.log_limited("engine", || format!("no TCP engine: {error}"));
             Ok((None, Some(error.to_string())))
         }
     }
 }
 
 /// Reports which connections cannot be paired here.
-fn say_what_is_not_paired(diag: &io::Result<Diag>, proving: &Proving, log: &mut Log) {
+fn log_unpairable(diag: &io::Result<Diag>, proving: &Proving, log: &mut Log) {
     if let Err(error) = diag {
-        log.say("proof", || {
+        log.log_limited("proof", || {
             format!("cannot ask the kernel about sockets, so nothing is paired: {error}")
         });
     }
     if let Some(why) = &proving.no_witness {
-        log.say("proof", || {
+        log.log_limited("proof", || {
             format!("connections are paired within one network namespace only: {why}")
         });
     }

@@ -189,24 +189,24 @@ impl Rules {
     }
 
     /// Whether a rule limits how many connections have channels.
-    pub(crate) fn speak_of_budgets(&self) -> bool {
+    pub(crate) fn has_budget_rule(&self) -> bool {
         let mut rules = self.rules.iter();
         rules.any(|rule| rule.connections_max.is_some())
     }
 
     /// Whether a rule has a condition about names of Unix sockets.
-    pub(crate) fn speak_of_sockets(&self) -> bool {
+    pub(crate) fn has_socket_name_rule(&self) -> bool {
         self.rules.iter().any(|rule| rule.socket.is_some())
     }
 
     /// Whether a rule has a setting of programs.
-    pub(crate) fn speak_of_programs(&self) -> bool {
+    pub(crate) fn has_program_option_rule(&self) -> bool {
         let speaks = |rule: &Rule| rule.wait.is_some() || rule.express.is_some();
         self.rules.iter().any(speaks)
     }
 
     /// Whether a rule has a setting about captures.
-    pub(crate) fn speak_of_captures(&self) -> bool {
+    pub(crate) fn has_capture_rule(&self) -> bool {
         self.rules.iter().any(|rule| rule.observability.is_some())
     }
 

@@ -99,7 +99,7 @@ pub(crate) struct Client {
 }
 
 /// The operator's rules, in words.
-pub(crate) struct RulesSaid<'a> {
+pub(crate) struct RulesInWords<'a> {
     /// Why a rule keeps an end on the kernel.
     pub(crate) against: &'a dyn Fn(End) -> Option<String>,
     /// The rule that sets a family's wait mode.
@@ -116,7 +116,7 @@ pub(crate) fn report(
     clients: impl Iterator<Item = Client>,
     tables: &Tables,
     registry: &Registry,
-    rules: &RulesSaid,
+    rules: &RulesInWords,
     (engine, no_engine): (Option<engine::Report>, Option<String>),
     diag: Option<&Diag>,
 ) -> Report {
@@ -157,8 +157,8 @@ pub(crate) fn report(
         process.connections.sort_by_key(|connection| connection.fd);
     }
     let listed = Listed::new(&processes, rules.are_namespaces_paired);
-    tell_of_silent_partners(&mut processes, &listed);
-    tell_of_other_ends(&mut processes, &listed, &mut sockets);
+    explain_by_partner(&mut processes, &listed);
+    explain_by_kernel(&mut processes, &listed, &mut sockets);
     Report {
         processes,
         channels_made: registry.channels_made(),
@@ -172,7 +172,7 @@ pub(crate) fn report(
 struct Collector<'a> {
     tables: &'a Tables,
     registry: &'a Registry,
-    rules: &'a RulesSaid<'a>,
+    rules: &'a RulesInWords<'a>,
     processes: BTreeMap<(u32, TableId), Process>,
     names: Names,
     sockets: Sockets<'a>,
@@ -191,7 +191,7 @@ impl<'a> Collector<'a> {
     fn new(
         tables: &'a Tables,
         registry: &'a Registry,
-        rules: &'a RulesSaid<'a>,
+        rules: &'a RulesInWords<'a>,
         diag: Option<&'a Diag>,
     ) -> Collector<'a> {
         Collector {
@@ -386,7 +386,7 @@ impl Listed {
 
 /// If the partner of a waiting end is listed, too, replaces the reason: by the partner's reason, or
 /// by what both wait for.
-fn tell_of_silent_partners(processes: &mut [Process], listed: &Listed) {
+fn explain_by_partner(processes: &mut [Process], listed: &Listed) {
     for one in processes
         .iter_mut()
         .flat_map(|process| &mut process.connections)
@@ -416,7 +416,7 @@ const OFFERED: &str = "offered: it moves at the program's next call";
 
 /// If this adapter does not know the other end, the kernel may: it tells the owner of the socket
 /// and, if we may inspect that process, whether it is under Toehold.
-fn tell_of_other_ends(processes: &mut [Process], listed: &Listed, sockets: &mut Sockets) {
+fn explain_by_kernel(processes: &mut [Process], listed: &Listed, sockets: &mut Sockets) {
     let mut waiting = Vec::new();
     let ours: BTreeSet<u32> = processes.iter().map(|process| process.pid).collect();
     for process in processes {
@@ -482,7 +482,7 @@ const OTHER_END_SILENT: &str =
 
 impl Report {
     /// Stores whether the adapter pairs connections between network namespaces, or why not.
-    pub(crate) fn say_across(&mut self, refusal: Option<String>) {
+    pub(crate) fn set_namespace_pairing(&mut self, refusal: Option<String>) {
         if refusal.is_none() {
             let processes = self.processes.iter_mut();
             for one in processes.flat_map(|process| &mut process.connections) {
@@ -742,8 +742,8 @@ mod tests {
 
     fn reasons(mut processes: Vec<Process>, are_namespaces_paired: bool) -> Vec<String> {
         let listed = Listed::new(&processes, are_namespaces_paired);
-        tell_of_silent_partners(&mut processes, &listed);
-        tell_of_other_ends(&mut processes, &listed, &mut Sockets::default());
+        explain_by_partner(&mut processes, &listed);
+        explain_by_kernel(&mut processes, &listed, &mut Sockets::default());
         let connections = processes.iter().flat_map(|process| &process.connections);
         connections.map(|one| one.reason.to_string()).collect()
     }

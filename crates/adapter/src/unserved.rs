@@ -118,7 +118,7 @@ fn patching(pid: u32, environment: &Environment) -> Patching {
 
 fn report(clients: Vec<Client>, tables: &Tables) -> Option<String> {
     let registry = Registry::new(Limits::with_regions(0), Policy::default());
-    let rules = status::RulesSaid {
+    let rules = status::RulesInWords {
         against: &|_| None,
         wait: &|_| None,
         express: &|_| None,

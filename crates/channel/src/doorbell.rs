@@ -37,7 +37,7 @@ pub fn are_doorbells(bytes: &[u8]) -> bool {
 /// Every access to a wake word (`Wake::wake`), to the bits of a ready bitmap and to its `sleeping`.
 /// Each side's pairs with the other side's, as drawn above: the sleeper's stores with the loads in
 /// [`must_ring`], the notifier's exchange in [`mark`] with the sleeper's scan.
-pub const WAKING: Ordering = Ordering::SeqCst;
+pub const WAKE_SEQ_CST: Ordering = Ordering::SeqCst;
 
 /// How a side wants to hear of new bytes and credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,10 +112,10 @@ pub fn must_ring<'b>(
     wake: &Wake,
     bitmap: impl FnOnce(u32) -> Option<&'b ReadyBitmap>,
 ) -> Result<bool, Fault> {
-    let mut word = wake.wake.load(WAKING);
+    let mut word = wake.wake.load(WAKE_SEQ_CST);
     if word == WORD_BELL {
         let (bell, none) = (WORD_BELL, WORD_NONE);
-        match (wake.wake).compare_exchange(bell, none, WAKING, WAKING) {
+        match (wake.wake).compare_exchange(bell, none, WAKE_SEQ_CST, WAKE_SEQ_CST) {
             Ok(_) => return Ok(true),
             // Another notifier or the sleeper changed the word first. The sleeper looks by itself,
             // but it may have stored a ready bitmap, whose bit still has to be set.
@@ -127,10 +127,10 @@ pub fn must_ring<'b>(
     };
     let bitmap = bitmap(index).ok_or(Fault::Wake)?;
     mark(bitmap, bit);
-    Ok(bitmap.sleeping.load(WAKING) == 1
+    Ok(bitmap.sleeping.load(WAKE_SEQ_CST) == 1
         && bitmap
             .sleeping
-            .compare_exchange(1, 0, WAKING, Ordering::Relaxed)
+            .compare_exchange(1, 0, WAKE_SEQ_CST, Ordering::Relaxed)
             .is_ok())
 }
 
@@ -141,7 +141,7 @@ pub fn must_ring<'b>(
 /// the other core a second time.
 #[inline(always)]
 pub fn mark(bitmap: &ReadyBitmap, bit: u32) {
-    bitmap.bits[bit as usize / 64].fetch_or(1 << (bit % 64), WAKING);
+    bitmap.bits[bit as usize / 64].fetch_or(1 << (bit % 64), WAKE_SEQ_CST);
     // `must_ring` loads `sleeping` next. Two `SeqCst` accesses stay in order, but loom models that
     // for fences only. Pairs with the sleeper's fence, after it has stored `sleeping`.
     #[cfg(loom)]

@@ -20,7 +20,8 @@
 //! | word | writer | reader | ordering | line |
 //! |---|---|---|---|---|
 //! | `tail` | sender | receiver | swap `SeqCst` / `Acquire` | `publish` |
-//! | `capacity_log2` | sender, ring empty only | receiver | `Relaxed`, carried by `tail` | `publish` |
+//! | `capacity_log2` | sender, ring empty only | receiver | `Relaxed`, carried by `tail` |
+//! `publish` |
 //! | `records`, `record[]` | sender | receiver | `Release` / `Acquire` | `switch` |
 //! | `going_down` | sender | receiver's sender half | `SeqCst` fences | `switch` |
 //! | `resend` | both | both | compare-exchange, `AcqRel` | `switch` |
@@ -28,7 +29,8 @@
 //! | `acknowledged` | receiver | sender | `Release` / `Acquire` | `consume` |
 //! | `attached`, `closed` | either side | the other | `Release` / `Acquire` | `state` |
 //! | `counted` | sender | receiver | `SeqCst` fences / `Acquire` | `wake` |
-//! | `wake`, `want_credit` | the side that sleeps | the side that rings | `SeqCst` fences | `wake` |
+//! | `wake`, `want_credit` | the side that sleeps | the side that rings | `SeqCst` fences | `wake`
+//! |
 //!
 //! A hostile peer can write every word here: load a word once, check it, use the copy.
 
@@ -37,12 +39,12 @@ use crate::sync::Ordering;
 use crate::untrusted::{Word32, Word64};
 
 /// The ordering with which a side stores its state: the words `attached`, `closed`, `refuse` and
-/// `abandoned` of its [`Wake`]. Pairs with the other side's loads by [`SIDE_SEEN`]: everything
+/// `abandoned` of its [`Wake`]. Pairs with the other side's loads by [`SIDE_ACQUIRE`]: everything
 /// published before the store is visible.
-pub const SIDE_TOLD: Ordering = Ordering::Release;
+pub const SIDE_RELEASE: Ordering = Ordering::Release;
 /// The ordering with which the other side loads those words. Pairs with the stores by
-/// [`SIDE_TOLD`].
-pub const SIDE_SEEN: Ordering = Ordering::Acquire;
+/// [`SIDE_RELEASE`].
+pub const SIDE_ACQUIRE: Ordering = Ordering::Acquire;
 
 /// First word of a region: "TOEHOLDR".
 pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDR");

@@ -29,7 +29,7 @@ use crate::untrusted::{Untrusted, Word32, Word64};
 /// killed here, another process of the family reads that word to see whether the step was
 /// completed. Pairs with the Acquire in `lock::inherit`. Only the order of the instructions
 /// matters.
-pub const DONE: Ordering = Ordering::Release;
+pub const STEP_RELEASE: Ordering = Ordering::Release;
 
 /// A word of the peer that failed its check. The channel ends; nothing else does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,7 +226,7 @@ impl Sender<'_> {
     #[inline]
     pub fn publish(&self, len: usize) {
         let tail = self.tail.load(Ordering::Relaxed).plus(len as u64);
-        self.tail.store(tail, DONE);
+        self.tail.store(tail, STEP_RELEASE);
         // Release (part of SeqCst) pairs with the Acquire load in `Receiver::available`. On x86 one
         // exchange is cheaper than a store and a fence; loom models only the fence.
         #[cfg(not(loom))]
@@ -241,7 +241,7 @@ impl Sender<'_> {
     #[inline]
     pub fn publish_part(&self, len: usize) {
         let tail = self.tail.load(Ordering::Relaxed).plus(len as u64);
-        self.tail.store(tail, DONE);
+        self.tail.store(tail, STEP_RELEASE);
         // Release pairs with the Acquire load in `Receiver::available`.
         self.publish.tail.store(tail, Ordering::Release);
     }
@@ -331,7 +331,7 @@ impl Receiver<'_> {
     #[must_use]
     pub fn consume(&self, len: usize, filled: Filled) -> bool {
         let head = self.head.load(Ordering::Relaxed).plus(len as u64);
-        self.head.store(head, DONE);
+        self.head.store(head, STEP_RELEASE);
         // Release pairs with the Acquire load in `Sender::credit_fresh`: our reads are done.
         self.consume.head.store(head, Ordering::Release);
         let half = 1u64 << (filled.capacity_log2 - 1);

@@ -403,7 +403,7 @@ pub const FLAG_REFUSED: u32 = 1 << 10;
 
 /// Offloaded, and the program was told that its `connect` is in progress: the next `connect`
 /// returns the result.
-pub const FLAG_UNTOLD: u32 = 1 << 11;
+pub const FLAG_RESULT_UNREPORTED: u32 = 1 << 11;
 /// The carrier is parked: at the moment it serves no connection of the program.
 pub const FLAG_PARKED: u32 = 1 << 12;
 /// The carrier is a Unix stream socket.
@@ -412,7 +412,7 @@ pub const FLAG_UNIX: u32 = 1 << 13;
 /// count of received bytes yet. Until then the peer must not move its direction to the ring.
 pub const FLAG_UNCOMPARED: u32 = 1 << 14;
 /// A Unix carrier: the program was told that the peer left bytes unread.
-pub const FLAG_RESET_TOLD: u32 = 1 << 15;
+pub const FLAG_RESET_REPORTED: u32 = 1 << 15;
 /// A non-blocking connection on a carrier of express whose program has not been seen waiting for it
 /// yet. The program may wait in a way that the library does not see.
 pub const FLAG_UNSEEN: u32 = 1 << 16;

@@ -174,7 +174,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
         text
     };
     print(text)?;
-    match unmet(&report.checks) {
+    match first_failed(&report.checks) {
         None => Ok(()),
         Some(check) => Err(Failure::new(format!(
             "the direct path cannot work here ({}); programs run on kernel TCP",
@@ -184,7 +184,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
 }
 
 /// The first failed check on which the direct path depends.
-fn unmet(checks: &[Check]) -> Option<&Check> {
+fn first_failed(checks: &[Check]) -> Option<&Check> {
     checks
         .iter()
         .find(|check| check.state == State::Missing && check.needed_for == NeededFor::Direct)
@@ -209,7 +209,7 @@ impl Conclusion {
         };
         let link = |(name, kind)| works(name).then_some(kind);
         Conclusion {
-            direct: unmet(checks).is_none(),
+            direct: first_failed(checks).is_none(),
             links: LINKS.into_iter().filter_map(link).collect(),
             advice: checks.iter().filter(|check| check.advice.is_some()).count(),
         }
@@ -304,10 +304,10 @@ mod tests {
     fn only_the_direct_path_s_needs_decide() {
         let offload = Check::ok("tun", NeededFor::Offload, "").missing("");
         let warned = Check::ok("cores", NeededFor::Direct, "").warn("");
-        assert_eq!(unmet(&[offload.clone(), warned]), None);
+        assert_eq!(first_failed(&[offload.clone(), warned]), None);
         let direct = Check::ok("library", NeededFor::Direct, "").missing("");
         assert_eq!(
-            unmet(&[offload, direct]).map(|check| check.name),
+            first_failed(&[offload, direct]).map(|check| check.name),
             Some("library")
         );
     }

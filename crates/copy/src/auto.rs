@@ -24,13 +24,13 @@ pub struct Auto {
     /// targets.
     copybreak_in: Copybreak,
     copybreak_out: Copybreak,
-    regret: Regret,
+    missed_bytes: MissedBytes,
 }
 
 /// Bytes copied by hand that an awake worker would have got. When they add up to a length that is
 /// worth a wake-up, the worker is woken. So a stream of copies that are each too short for a
 /// wake-up still reaches the worker.
-struct Regret {
+struct MissedBytes {
     bytes: usize,
     last: Instant,
 }
@@ -43,7 +43,7 @@ impl Auto {
             worker,
             copybreak_in: calibration.copybreak(Direction::In),
             copybreak_out: calibration.copybreak(Direction::Out),
-            regret: Regret {
+            missed_bytes: MissedBytes {
                 bytes: 0,
                 last: Instant::now(),
             },
@@ -74,13 +74,15 @@ impl Auto {
             // SAFETY: the submitter vouches for the source; no empty operation is handed over.
             || unsafe { is_cold(operation.source, len) };
         pays && worker.has_room()
-            && (len >= at.asleep || worker.is_awake() || self.regret.is_enough(len, at.asleep))
+            && (len >= at.asleep
+                || worker.is_awake()
+                || self.missed_bytes.is_enough(len, at.asleep))
     }
 }
 
-impl Regret {
+impl MissedBytes {
     fn is_enough(&mut self, len: usize, enough: usize) -> bool {
-        if len < REGRET_BYTES_MIN {
+        if len < MISSED_BYTES_MIN {
             return false;
         }
         let now = Instant::now();
@@ -99,7 +101,7 @@ impl Regret {
 }
 
 /// Shorter copies do not count: reading the clock takes longer than such a copy.
-const REGRET_BYTES_MIN: usize = 4096;
+const MISSED_BYTES_MIN: usize = 4096;
 
 /// Copies with longer gaps are not a stream. A worker spins for about this time.
 const STREAM_GAP: Duration = Duration::from_micros(50);

@@ -7,7 +7,7 @@ use crate::cpu::execute;
 use crate::error::{Fault, SubmitError, TimedOut};
 use crate::ledger::{Ledger, Status};
 use crate::operation::{Flags, Kind};
-use crate::wait::{Then, Waiting};
+use crate::wait::{AfterSpin, Waiting};
 use crate::{Cookie, Operation};
 
 /// A channel to a copy engine, for one producer.
@@ -423,11 +423,11 @@ impl Channel {
         }
     }
 
-    fn rest(&mut self, then: Then, timeout_ns: u64) {
+    fn rest(&mut self, then: AfterSpin, timeout_ns: u64) {
         match then {
-            Then::Spin => core::hint::spin_loop(),
-            Then::Park if self.backend.park(timeout_ns) => self.counters.parks += 1,
-            Then::Park | Then::Yield => {
+            AfterSpin::Spin => core::hint::spin_loop(),
+            AfterSpin::Park if self.backend.park(timeout_ns) => self.counters.parks += 1,
+            AfterSpin::Park | AfterSpin::Yield => {
                 #[cfg(feature = "std")]
                 std::thread::yield_now();
                 #[cfg(not(feature = "std"))]

@@ -13,7 +13,7 @@ use crate::{Cookie, Operation};
 /// The faults that the engine is to make, and how often. Each `*_in_256` is a chance: 0 is never,
 /// 256 always.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Mischief {
+pub struct InjectedFaults {
     /// Decides everything below.
     pub seed: u64,
     /// Completes an operation this many polls late, at most.
@@ -35,7 +35,7 @@ pub struct Mischief {
 /// The engine. Each poll writes some of an operation's bytes. So a user that reads bytes before
 /// they are reported finds them missing.
 pub struct Faulty {
-    mischief: Mischief,
+    faults: InjectedFaults,
     random: SplitMix64,
     queue: VecDeque<Pending>,
     accepted: u64,
@@ -56,10 +56,10 @@ unsafe impl Send for Pending {}
 
 impl Faulty {
     /// An engine that misbehaves like this.
-    pub fn new(mischief: Mischief) -> Faulty {
-        let random = SplitMix64(mischief.seed);
+    pub fn new(faults: InjectedFaults) -> Faulty {
+        let random = SplitMix64(faults.seed);
         Faulty {
-            mischief,
+            faults,
             random,
             queue: VecDeque::new(),
             accepted: 0,
@@ -71,7 +71,7 @@ impl Faulty {
     }
 
     fn is_gone(&self) -> bool {
-        self.mischief.gone_after != 0 && self.accepted >= self.mischief.gone_after
+        self.faults.gone_after != 0 && self.accepted >= self.faults.gone_after
     }
 }
 
@@ -83,18 +83,18 @@ unsafe impl Backend for Faulty {
     }
 
     unsafe fn submit(&mut self, cookie: Cookie, operation: &Operation) -> Result<(), Refused> {
-        let bound = self.mischief.queue_entries;
-        if self.is_gone() || self.chance(self.mischief.unable_in_256) {
+        let bound = self.faults.queue_entries;
+        if self.is_gone() || self.chance(self.faults.unable_in_256) {
             return Err(Refused::Unable);
         }
-        if (bound != 0 && self.queue.len() >= bound) || self.chance(self.mischief.full_in_256) {
+        if (bound != 0 && self.queue.len() >= bound) || self.chance(self.faults.full_in_256) {
             return Err(Refused::Full);
         }
         self.accepted += 1;
         let polls_left = self
             .random
-            .below(u64::from(self.mischief.delay_polls_max) + 1) as u32;
-        let stops = operation.kind == Kind::Copy && self.chance(self.mischief.partial_in_256);
+            .below(u64::from(self.faults.delay_polls_max) + 1) as u32;
+        let stops = operation.kind == Kind::Copy && self.chance(self.faults.partial_in_256);
         let stop_at = stops.then(|| self.random.below(operation.len as u64) as usize);
         let operation = *operation;
         self.queue.push_back(Pending {
@@ -119,7 +119,7 @@ unsafe impl Backend for Faulty {
             let pending = &mut self.queue[at];
             if pending.polls_left > 0 {
                 pending.advance();
-                if !self.mischief.reorder {
+                if !self.faults.reorder {
                     return;
                 }
                 at += 1;

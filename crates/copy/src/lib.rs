@@ -73,7 +73,7 @@ pub use cookie::Cookie;
 pub use cpu::Cpu;
 pub use crc32c::crc32c;
 pub use error::{Fault, SubmitError, TimedOut};
-pub use fault::{Faulty, Mischief};
+pub use fault::{Faulty, InjectedFaults};
 pub use ledger::Status;
 pub use nontemporal::{CpuNt, NT_BYTES_MIN, copy_nontemporal};
 pub use operation::{Flags, Kind, Operation};
@@ -93,6 +93,6 @@ pub use calibration::{
 #[cfg(feature = "dmadev")]
 pub use dmadev::Dmadev;
 #[cfg(feature = "std")]
-pub use open::{Opened, names, open, why_missing};
+pub use open::{Opened, names, open, reason_missing};
 #[cfg(feature = "std")]
 pub use worker::{Worker, WorkerOptions};

@@ -106,7 +106,7 @@ pub(crate) struct Engine {
 }
 
 /// Every engine, and whether it is available here.
-pub(crate) fn survey() -> Vec<Engine> {
+pub(crate) fn list_engines() -> Vec<Engine> {
     let engine = |name, about: &str| Engine {
         name,
         about: about.to_owned(),
@@ -148,8 +148,11 @@ fn nontemporal_about() -> &'static str {
 }
 
 /// Why the engine of this name is not available here; `None` if it is.
-pub fn why_missing(name: &str) -> Option<String> {
-    match survey().into_iter().find(|engine| engine.name == name) {
+pub fn reason_missing(name: &str) -> Option<String> {
+    match list_engines()
+        .into_iter()
+        .find(|engine| engine.name == name)
+    {
         Some(engine) => engine.missing,
         None => Some(format!("this build has no engine `{name}`")),
     }

@@ -62,7 +62,7 @@ impl Channel {
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> T,
     {
         let scope = Scope {
-            channel: RefCell::new(Drained(self)),
+            channel: RefCell::new(DrainOnDrop(self)),
             kept: RefCell::new(BTreeMap::new()),
             scope: PhantomData,
         };
@@ -72,7 +72,7 @@ impl Channel {
 
 /// A scope in which memory can be lent to an engine: see [`Channel::scope`].
 pub struct Scope<'scope, 'env: 'scope> {
-    channel: RefCell<Drained<'env>>,
+    channel: RefCell<DrainOnDrop<'env>>,
     /// The statuses of operations whose entries were used again, unless they are plain success.
     kept: RefCell<BTreeMap<Cookie, Status>>,
     /// Invariant in `'scope`, so that it cannot be shortened to a loan that ends earlier.
@@ -81,9 +81,9 @@ pub struct Scope<'scope, 'env: 'scope> {
 
 /// Waits for everything when it is dropped, which the scope's owner cannot prevent: it is a local
 /// of [`Channel::scope`].
-struct Drained<'env>(&'env mut Channel);
+struct DrainOnDrop<'env>(&'env mut Channel);
 
-impl Drop for Drained<'_> {
+impl Drop for DrainOnDrop<'_> {
     fn drop(&mut self) {
         self.0.drain();
     }

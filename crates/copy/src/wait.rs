@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
     pub(crate) spins: u32,
-    pub(crate) then: Then,
+    pub(crate) then: AfterSpin,
     #[cfg(feature = "std")]
     pub(crate) deadline: Option<Instant>,
 }
 
 /// The action that follows the spinning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Then {
+pub(crate) enum AfterSpin {
     Spin,
     Yield,
     Park,
@@ -30,14 +30,14 @@ pub(crate) enum Then {
 
 impl Waiting {
     /// Never leaves the processor: the shortest reaction, but one core is fully busy.
-    pub const SPIN: Waiting = Waiting::new(u32::MAX, Then::Spin);
+    pub const SPIN: Waiting = Waiting::new(u32::MAX, AfterSpin::Spin);
     /// Spins briefly, then lets others run between looks.
-    pub const YIELD: Waiting = Waiting::new(SPINS, Then::Yield);
+    pub const YIELD: Waiting = Waiting::new(SPINS, AfterSpin::Yield);
     /// Spins briefly, then sleeps until the engine wakes it. If the engine cannot wake a sleeper,
     /// yields between looks instead.
-    pub const PARK: Waiting = Waiting::new(SPINS, Then::Park);
+    pub const PARK: Waiting = Waiting::new(SPINS, AfterSpin::Park);
 
-    const fn new(spins: u32, then: Then) -> Waiting {
+    const fn new(spins: u32, then: AfterSpin) -> Waiting {
         Waiting {
             spins,
             then,

@@ -4,8 +4,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use toehold_copy::{
-    Auto, Calibration, Channel, Cpu, CpuNt, Faulty, Flags, Mischief, Operation, Override, Status,
-    Waiting, Worker, WorkerOptions, crc32c,
+    Auto, Calibration, Channel, Cpu, CpuNt, Faulty, Flags, InjectedFaults, Operation, Override,
+    Status, Waiting, Worker, WorkerOptions, crc32c,
 };
 
 /// One step of a program. Its numbers are reduced to the valid range.
@@ -266,11 +266,11 @@ proptest! {
         queue_entries in 0..5usize,
         gone_after in 0..30u64,
     ) {
-        let mischief = Mischief {
+        let faults = InjectedFaults {
             seed, delay_polls_max, reorder, partial_in_256, full_in_256, unable_in_256,
             queue_entries, gone_after,
         };
-        run(Channel::new(Faulty::new(mischief), 32), &steps)?;
+        run(Channel::new(Faulty::new(faults), 32), &steps)?;
     }
 }
 

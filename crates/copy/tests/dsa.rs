@@ -4,12 +4,12 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use toehold_copy::dsa::descriptor::{Descriptor, Record, flag, opcode, status};
-use toehold_copy::dsa::{Dsa, Emulated, Temper};
+use toehold_copy::dsa::{DeviceFaults, Dsa, Emulated};
 use toehold_copy::{Channel, Fault, Operation, Recovery, Status, Waiting, crc32c};
 
-fn channel(temper: Temper, entries: usize, piece_max: usize) -> Channel {
+fn channel(faults: DeviceFaults, entries: usize, piece_max: usize) -> Channel {
     Channel::new(
-        Dsa::new(Emulated::new(temper), entries, piece_max).unwrap(),
+        Dsa::new(Emulated::new(faults), entries, piece_max).unwrap(),
         entries,
     )
 }
@@ -22,35 +22,35 @@ fn source(len: usize) -> Vec<u8> {
 
 #[test]
 fn whatever_the_device_does_the_bytes_are_right() {
-    let tempers = [
-        Temper::default(),
-        Temper {
+    let fault_sets = [
+        DeviceFaults::default(),
+        DeviceFaults {
             queue: 1,
-            ..Temper::default()
+            ..DeviceFaults::default()
         },
-        Temper {
+        DeviceFaults {
             fault_every: 3,
-            ..Temper::default()
+            ..DeviceFaults::default()
         },
-        Temper {
+        DeviceFaults {
             fault_every: 2,
             exaggerates: true,
             error_every: 5,
-            ..Temper::default()
+            ..DeviceFaults::default()
         },
-        Temper {
+        DeviceFaults {
             dies_after: 7,
-            ..Temper::default()
+            ..DeviceFaults::default()
         },
-        Temper {
+        DeviceFaults {
             queue: 2,
             dies_after: 1,
             fault_every: 1,
-            ..Temper::default()
+            ..DeviceFaults::default()
         },
     ];
-    for temper in tempers {
-        let mut channel = channel(temper, 8, 5000);
+    for faults in fault_sets {
+        let mut channel = channel(faults, 8, 5000);
         for round in 0..4 {
             let lens = [0, 1, 63, 4999, 5000, 5001, 40_000, 123_457];
             let sources: Vec<Vec<u8>> = lens.iter().map(|&len| source(len)).collect();
@@ -70,8 +70,8 @@ fn whatever_the_device_does_the_bytes_are_right() {
             });
             // The engine believes a device that exaggerates, up to the length of the request: such
             // a device claims bytes that it has not written.
-            if !temper.exaggerates {
-                assert!(targets == sources, "{temper:?} in round {round}");
+            if !faults.exaggerates {
+                assert!(targets == sources, "{faults:?} in round {round}");
                 assert!(
                     filled
                         .iter()
@@ -82,17 +82,17 @@ fn whatever_the_device_does_the_bytes_are_right() {
         }
         let counters = channel.counters();
         assert_eq!(counters.failed, 0);
-        let troubled = temper.fault_every + temper.error_every + temper.dies_after > 0;
-        assert_eq!(counters.finished_by_processor > 0, troubled, "{temper:?}");
+        let troubled = faults.fault_every + faults.error_every + faults.dies_after > 0;
+        assert_eq!(counters.finished_by_processor > 0, troubled, "{faults:?}");
     }
 }
 
 #[test]
 fn a_missing_page_is_reported_where_it_was() {
     let mut channel = channel(
-        Temper {
+        DeviceFaults {
             fault_every: 2,
-            ..Temper::default()
+            ..DeviceFaults::default()
         },
         4,
         1000,
@@ -116,7 +116,7 @@ fn a_missing_page_is_reported_where_it_was() {
 
 #[test]
 fn pieces_tell_progress() {
-    let mut channel = channel(Temper::default(), 4, 4096);
+    let mut channel = channel(DeviceFaults::default(), 4, 4096);
     let source = source(4 << 20);
     let mut target = vec![0u8; 4 << 20];
     channel.scope(|scope| {
@@ -136,9 +136,9 @@ fn pieces_tell_progress() {
 #[test]
 fn a_vanished_device_leaves_its_work_to_the_processor() {
     let mut channel = channel(
-        Temper {
+        DeviceFaults {
             dies_after: 2,
-            ..Temper::default()
+            ..DeviceFaults::default()
         },
         8,
         1 << 20,

@@ -5,7 +5,9 @@
 
 use std::process::Command;
 
-use toehold_copy::{Buffer, Calibration, Waiting, Worker, WorkerOptions, names, open, why_missing};
+use toehold_copy::{
+    Buffer, Calibration, Waiting, Worker, WorkerOptions, names, open, reason_missing,
+};
 
 /// Runs the named test again with these variables, and `role` set, and expects it to pass.
 fn again(test: &str, variables: &[(&str, &str)]) {
@@ -106,7 +108,7 @@ fn every_name_opens_its_engine_or_says_why_not() {
     for name in names() {
         let mut opened = open(Some(name), 4);
         let is_it = opened.channel.backend_name() == name;
-        assert_eq!(is_it, why_missing(name).is_none(), "{name}");
+        assert_eq!(is_it, reason_missing(name).is_none(), "{name}");
         if !is_it {
             assert!(opened.notes[0].ends_with("; the processor copies instead"));
             assert!(!opened.notes[0].contains("there is no copy engine"));
@@ -117,7 +119,7 @@ fn every_name_opens_its_engine_or_says_why_not() {
             .scope(|scope| drop(scope.fill(&mut target, 0x0303_0303_0303_0303)));
         assert_eq!(target[..], [3; 8]);
     }
-    assert!(why_missing("perpetuum-mobile").is_some());
+    assert!(reason_missing("perpetuum-mobile").is_some());
 }
 
 #[test]

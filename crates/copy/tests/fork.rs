@@ -2,8 +2,8 @@
 //! process.
 
 use toehold_copy::{
-    Auto, Buffer, Calibration, Channel, Cpu, CpuNt, Fault, Faulty, Mischief, Operation, Override,
-    Status, Waiting, Worker, WorkerOptions,
+    Auto, Buffer, Calibration, Channel, Cpu, CpuNt, Fault, Faulty, InjectedFaults, Operation,
+    Override, Status, Waiting, Worker, WorkerOptions,
 };
 
 const LEN: usize = 4 << 20;
@@ -16,10 +16,10 @@ fn channels() -> Vec<Channel> {
     };
     calibration.apply(always, "the test".to_owned());
     let worker = || Worker::start(WorkerOptions::default()).unwrap();
-    let late = Mischief {
+    let late = InjectedFaults {
         seed: 1,
         delay_polls_max: 20,
-        ..Mischief::default()
+        ..InjectedFaults::default()
     };
     vec![
         Channel::new(worker(), 16),

@@ -2,20 +2,22 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use toehold_copy::{Buffer, Channel, Faulty, Mischief, Waiting, Worker, WorkerOptions, crc32c};
+use toehold_copy::{
+    Buffer, Channel, Faulty, InjectedFaults, Waiting, Worker, WorkerOptions, crc32c,
+};
 
 fn worker(entries: usize) -> Channel {
     Channel::new(Worker::start(WorkerOptions::default()).unwrap(), entries)
 }
 
 fn slow() -> Channel {
-    let mischief = Mischief {
+    let faults = InjectedFaults {
         seed: 5,
         delay_polls_max: 50,
         reorder: true,
-        ..Mischief::default()
+        ..InjectedFaults::default()
     };
-    Channel::new(Faulty::new(mischief), 4)
+    Channel::new(Faulty::new(faults), 4)
 }
 
 #[test]

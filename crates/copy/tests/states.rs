@@ -4,16 +4,16 @@
 use std::time::Duration;
 
 use toehold_copy::{
-    Channel, Cookie, Cpu, Fault, Faulty, Flags, Mischief, Operation, Recovery, Status, SubmitError,
-    TimedOut, Waiting,
+    Channel, Cookie, Cpu, Fault, Faulty, Flags, InjectedFaults, Operation, Recovery, Status,
+    SubmitError, TimedOut, Waiting,
 };
 
 const LEN: usize = 10_000;
 
 /// A channel whose engine has this mischief, and memory for one copy.
-fn faulty(mischief: Mischief) -> (Channel, Vec<u8>, Vec<u8>) {
+fn faulty(faults: InjectedFaults) -> (Channel, Vec<u8>, Vec<u8>) {
     let source = (0..LEN as u32).map(|i| ((i * 17) >> 2) as u8).collect();
-    (Channel::new(Faulty::new(mischief), 8), source, vec![0; LEN])
+    (Channel::new(Faulty::new(faults), 8), source, vec![0; LEN])
 }
 
 fn submit(channel: &mut Channel, source: &[u8], target: &mut [u8]) -> Result<Cookie, SubmitError> {
@@ -25,10 +25,10 @@ fn submit(channel: &mut Channel, source: &[u8], target: &mut [u8]) -> Result<Coo
 
 #[test]
 fn progress_grows_and_what_it_covers_is_in_place() {
-    let (mut channel, source, mut target) = faulty(Mischief {
+    let (mut channel, source, mut target) = faulty(InjectedFaults {
         seed: 3,
         delay_polls_max: 40,
-        ..Mischief::default()
+        ..InjectedFaults::default()
     });
     let mut seen_partly = false;
     for _ in 0..8 {
@@ -52,10 +52,10 @@ fn progress_grows_and_what_it_covers_is_in_place() {
 
 #[test]
 fn a_partial_copy_is_finished_by_the_processor_and_counted() {
-    let (mut channel, source, mut target) = faulty(Mischief {
+    let (mut channel, source, mut target) = faulty(InjectedFaults {
         seed: 1,
         partial_in_256: 256,
-        ..Mischief::default()
+        ..InjectedFaults::default()
     });
     let cookie = submit(&mut channel, &source, &mut target).unwrap();
     assert_eq!(
@@ -69,10 +69,10 @@ fn a_partial_copy_is_finished_by_the_processor_and_counted() {
 
 #[test]
 fn a_partial_copy_can_be_reported_instead() {
-    let (mut channel, source, mut target) = faulty(Mischief {
+    let (mut channel, source, mut target) = faulty(InjectedFaults {
         seed: 1,
         partial_in_256: 256,
-        ..Mischief::default()
+        ..InjectedFaults::default()
     });
     channel.set_recovery(Recovery::Report);
     let cookie = submit(&mut channel, &source, &mut target).unwrap();
@@ -91,10 +91,10 @@ fn a_partial_copy_can_be_reported_instead() {
 #[test]
 fn an_engine_that_goes_away_takes_nothing_with_it() {
     for recovery in [Recovery::Processor, Recovery::Report] {
-        let (mut channel, source, mut target) = faulty(Mischief {
+        let (mut channel, source, mut target) = faulty(InjectedFaults {
             delay_polls_max: 0,
             gone_after: 1,
-            ..Mischief::default()
+            ..InjectedFaults::default()
         });
         channel.set_recovery(recovery);
         let first = submit(&mut channel, &source, &mut target).unwrap();
@@ -117,11 +117,11 @@ fn an_engine_that_goes_away_takes_nothing_with_it() {
 
 #[test]
 fn a_full_queue_holds_and_a_full_channel_refuses() {
-    let (mut channel, source, _) = faulty(Mischief {
+    let (mut channel, source, _) = faulty(InjectedFaults {
         seed: 9,
         delay_polls_max: 1000,
         queue_entries: 2,
-        ..Mischief::default()
+        ..InjectedFaults::default()
     });
     let mut targets = vec![vec![0u8; LEN]; 9];
     for target in &mut targets[..8] {
@@ -144,11 +144,11 @@ fn a_full_queue_holds_and_a_full_channel_refuses() {
 fn completions_out_of_order_leave_the_watermark_behind() {
     let mut overtaken = 0;
     for seed in 0..20 {
-        let (mut channel, source, _) = faulty(Mischief {
+        let (mut channel, source, _) = faulty(InjectedFaults {
             seed,
             delay_polls_max: 10,
             reorder: true,
-            ..Mischief::default()
+            ..InjectedFaults::default()
         });
         let mut targets = vec![vec![0u8; LEN]; 6];
         for target in &mut targets {
@@ -170,11 +170,11 @@ fn completions_out_of_order_leave_the_watermark_behind() {
 #[test]
 fn a_fence_waits_for_everything_before_it() {
     for seed in 0..50 {
-        let (mut channel, source, mut middle) = faulty(Mischief {
+        let (mut channel, source, mut middle) = faulty(InjectedFaults {
             seed,
             delay_polls_max: 9,
             reorder: true,
-            ..Mischief::default()
+            ..InjectedFaults::default()
         });
         let mut end = vec![0u8; LEN];
         submit(&mut channel, &source, &mut middle).unwrap();
@@ -189,10 +189,10 @@ fn a_fence_waits_for_everything_before_it() {
 
 #[test]
 fn a_deadline_ends_the_waiting_and_not_the_copy() {
-    let (mut channel, source, mut target) = faulty(Mischief {
+    let (mut channel, source, mut target) = faulty(InjectedFaults {
         seed: 2,
         delay_polls_max: u32::MAX - 1,
-        ..Mischief::default()
+        ..InjectedFaults::default()
     });
     let cookie = submit(&mut channel, &source, &mut target).unwrap();
     for waiting in [Waiting::SPIN, Waiting::YIELD, Waiting::PARK] {

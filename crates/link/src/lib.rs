@@ -28,7 +28,7 @@ mod xdp;
 
 pub use capture::{Block, Capture, CaptureReader, Direction, Frame, Packet};
 pub use interface::Interfaces;
-pub use netlink::{Changed, HostChanges, HostNeighbour, HostTables, HostWay};
+pub use netlink::{Changed, HostChanges, HostNeighbour, HostRoute, HostTables};
 pub use packet::{Arrival, FRAMES_TOGETHER_MAX, Group, PacketError, PacketOptions, PacketSocket};
 pub use ports::{PortError, PortSteering, PortTable, PortUse, SILENCE_MAX};
 pub use summary::{PacketSummary, TcpSummary};

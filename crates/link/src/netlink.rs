@@ -31,7 +31,7 @@ pub struct HostNeighbour {
 
 /// The route of packets to a destination, as the kernel would send them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct HostWay {
+pub struct HostRoute {
     /// The interface's number.
     pub interface: u32,
     /// The packets' source address, if the socket has no address.
@@ -95,12 +95,12 @@ impl HostTables {
     ///
     /// # Errors
     /// As for [`HostTables::addresses`].
-    pub fn way_to(
+    pub fn route_to(
         &self,
         destination: IpAddr,
         source: Option<IpAddr>,
         interface: Option<u32>,
-    ) -> io::Result<Option<HostWay>> {
+    ) -> io::Result<Option<HostRoute>> {
         let bits = |ip: &IpAddr| if ip.is_ipv4() { 32 } else { 128 };
         let (family, attribute) = address_attribute(libc::RTA_DST, destination);
         // `struct rtmsg`: family, prefix lengths, kind of service, table, protocol, scope, type.
@@ -120,7 +120,7 @@ impl HostTables {
         let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
         self.ask(libc::RTM_GETROUTE, flags, &body)?;
         let answered = self.answers(|message| {
-            found = message.way(source);
+            found = message.host_route(source);
         });
         match answered.map_err(|error| error.raw_os_error()) {
             Ok(_) => Ok(found),
@@ -373,7 +373,7 @@ impl<'a> Message<'a> {
 
     /// The route in the message, for packets from `source`, or else from the source address in the
     /// message.
-    fn way(&self, source: Option<IpAddr>) -> Option<HostWay> {
+    fn host_route(&self, source: Option<IpAddr>) -> Option<HostRoute> {
         let [family, _, _, _, _, _, _, kind, ..] = self.fixed::<12>()?;
         if kind != libc::RTN_UNICAST && kind != libc::RTN_LOCAL {
             return None;
@@ -387,7 +387,7 @@ impl<'a> Message<'a> {
             ip_of(u16::from_ne_bytes([low, high]) as u8, address)
         };
         let gateway = self.attribute(libc::RTA_GATEWAY);
-        Some(HostWay {
+        Some(HostRoute {
             interface: number_of(self.attribute(libc::RTA_OIF)?)?,
             source: preferred().or(source)?,
             is_local: kind == libc::RTN_LOCAL,
@@ -526,14 +526,14 @@ mod tests {
         let interface = crate::Interfaces::here().and_then(|all| all.index("lo"));
         for own in ["127.0.0.1", "::1"] {
             let own: IpAddr = own.parse().expect("address");
-            let expected = HostWay {
+            let expected = HostRoute {
                 interface: interface.as_ref().copied().expect("loopback"),
                 source: own,
                 is_local: true,
                 gateway: None,
             };
             assert_eq!(
-                tables.way_to(own, None, None).expect("an answer"),
+                tables.route_to(own, None, None).expect("an answer"),
                 Some(expected)
             );
         }
@@ -548,7 +548,7 @@ mod tests {
             bytes
         };
         let source = IpAddr::from([10, 0, 0, 1]);
-        let way = |kind: u8, attributes: &[Vec<u8>]| {
+        let host_route = |kind: u8, attributes: &[Vec<u8>]| {
             let mut body = vec![
                 AF_INET,
                 32,
@@ -572,10 +572,10 @@ mod tests {
                 body: &body,
                 fixed_bytes: 12,
             };
-            message.way(Some(source))
+            message.host_route(Some(source))
         };
         let by = |gateway| {
-            Some(HostWay {
+            Some(HostRoute {
                 interface: 7,
                 source,
                 is_local: false,
@@ -587,13 +587,16 @@ mod tests {
         let router = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 9);
         via.extend(router.octets());
         let via = attribute(libc::RTA_VIA, &via);
-        assert_eq!(way(libc::RTN_UNICAST, &[]), by(None));
+        assert_eq!(host_route(libc::RTN_UNICAST, &[]), by(None));
         assert_eq!(
-            way(libc::RTN_UNICAST, &[gateway]),
+            host_route(libc::RTN_UNICAST, &[gateway]),
             by(Some([10, 0, 0, 9].into()))
         );
-        assert_eq!(way(libc::RTN_UNICAST, &[via]), by(Some(router.into())));
-        assert_eq!(way(libc::RTN_BLACKHOLE, &[]), None);
+        assert_eq!(
+            host_route(libc::RTN_UNICAST, &[via]),
+            by(Some(router.into()))
+        );
+        assert_eq!(host_route(libc::RTN_BLACKHOLE, &[]), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use core::ffi::{c_char, c_int, c_void};
 use toehold_sockets::system::real;
 use toehold_sockets::{
     after_fork_in_child, after_fork_in_parent, api, before_exec, before_spawn, ending, exec_failed,
-    holds_connections, is_confined, say_what_is_set, share_sockets,
+    holds_connections, is_confined, send_liveness_settings, share_sockets,
 };
 
 use crate::confinement::before_namespaces;
@@ -195,7 +195,7 @@ unsafe fn depart(
         Forecast::WithLibrary => unsafe { Environment::copy(environment) },
         _ => None,
     };
-    say_what_is_set();
+    send_liveness_settings();
     let departure = before_exec(longer.is_some());
     let environment = match (&mut longer, departure.descriptor()) {
         (Some(longer), Some(handover)) => longer.with_handover(handover),

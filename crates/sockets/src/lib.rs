@@ -47,7 +47,7 @@ mod waiting;
 
 pub use adapter::{set_runtime_directory, trust_adapter_of};
 pub use express::want_express;
-pub use offload::liveness::say_what_is_set;
+pub use offload::liveness::send_liveness_settings;
 pub use offload::routing::{want_offload, want_offload_by_rule};
 pub use pairing::set_calls_before_pairing;
 pub use process::confinement::{

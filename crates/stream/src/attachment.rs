@@ -21,7 +21,7 @@ use toehold_channel::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// All accesses of the drawing above. The look at the region pairs with the look at the counts
 /// (`is_used`, `give`): at least one sees the other side's store.
-const AGREED: Ordering = Ordering::SeqCst;
+const REGION_SEQ_CST: Ordering = Ordering::SeqCst;
 
 /// The place for a region, and counts of the threads that use it. All zeroes means that there is no
 /// region.
@@ -51,7 +51,7 @@ impl Attachment {
     /// holds the lock of a direction.
     #[inline]
     pub fn region(&self) -> *mut u8 {
-        self.region.load(AGREED)
+        self.region.load(REGION_SEQ_CST)
     }
 
     /// True when there is a region now: a hint.
@@ -64,7 +64,7 @@ impl Attachment {
     /// region.
     #[inline]
     pub fn enter(&self) -> Option<(*mut u8, Inside<'_>)> {
-        self.users.fetch_add(1, AGREED);
+        self.users.fetch_add(1, REGION_SEQ_CST);
         model_fence();
         let inside = Inside(self);
         let region = self.region();
@@ -75,7 +75,7 @@ impl Attachment {
     /// counted.
     #[inline]
     pub fn begin_host_call(&self, in_flight: &AtomicU32) -> bool {
-        in_flight.fetch_add(1, AGREED);
+        in_flight.fetch_add(1, REGION_SEQ_CST);
         model_fence();
         if self.region().is_null() {
             return true;
@@ -89,15 +89,17 @@ impl Attachment {
     #[inline]
     pub fn end_host_call(&self, in_flight: &AtomicU32) {
         let less = |count: u32| count.checked_sub(1);
-        let _ = in_flight.fetch_update(AGREED, Ordering::Relaxed, less);
+        let _ = in_flight.fetch_update(REGION_SEQ_CST, Ordering::Relaxed, less);
     }
 
     /// Gives a region: calls that begin from now on see it. False while a call on the carrier is
     /// running; then the region is not given. The caller holds the locks of both directions.
     pub fn give(&self, region: *mut u8, in_flight: [&AtomicU32; 2]) -> bool {
-        self.region.store(region, AGREED);
+        self.region.store(region, REGION_SEQ_CST);
         model_fence();
-        let is_quiet = in_flight.iter().all(|count| count.load(AGREED) == 0);
+        let is_quiet = in_flight
+            .iter()
+            .all(|count| count.load(REGION_SEQ_CST) == 0);
         if !is_quiet {
             self.take();
         }
@@ -106,12 +108,12 @@ impl Attachment {
 
     /// Stores a region that was taken before, or that another program has handed over.
     pub fn put(&self, region: *mut u8) {
-        self.region.store(region, AGREED);
+        self.region.store(region, REGION_SEQ_CST);
     }
 
     /// Takes the region away. Threads may still use it until [`Attachment::is_used`] returns false.
     pub fn take(&self) {
-        self.region.store(null_mut(), AGREED);
+        self.region.store(null_mut(), REGION_SEQ_CST);
         model_fence();
     }
 
@@ -141,8 +143,8 @@ impl Attachment {
     /// which its parent has gone. The child's count is 0 then, and stays 0.
     #[inline]
     fn count_out(&self) {
-        if self.users.fetch_sub(1, AGREED) == 0 {
-            self.users.fetch_add(1, AGREED);
+        if self.users.fetch_sub(1, REGION_SEQ_CST) == 0 {
+            self.users.fetch_add(1, REGION_SEQ_CST);
         }
     }
 
@@ -150,7 +152,7 @@ impl Attachment {
     /// and then leaves the users. So the users are read first: if the sleepers were read first,
     /// such a thread could be missed in both counts.
     pub fn is_used(&self) -> bool {
-        self.users.load(AGREED) != 0 || self.sleepers.any()
+        self.users.load(REGION_SEQ_CST) != 0 || self.sleepers.any()
     }
 
     /// After fork: the threads that were counted are the parent's.
@@ -190,7 +192,7 @@ const READER: u64 = 1 << 32;
 impl Sleepers {
     /// Counts a thread that is going to sleep; true when it is the only sleeper.
     pub fn enter(&self) -> bool {
-        let before = self.0.fetch_add(SLEEPER, AGREED);
+        let before = self.0.fetch_add(SLEEPER, REGION_SEQ_CST);
         model_fence();
         before & (READER - 1) == 0
     }
@@ -204,7 +206,7 @@ impl Sleepers {
 
     /// Counts a thread that has entered as a reader: it waits for bytes only.
     pub fn begin_reading(&self) {
-        self.0.fetch_add(READER, AGREED);
+        self.0.fetch_add(READER, REGION_SEQ_CST);
     }
 
     /// Counts that reader out. The thread then calls [`Sleepers::leave`].
@@ -216,20 +218,20 @@ impl Sleepers {
     /// counts.
     fn count_out(&self, one: u64, half: u64) -> u64 {
         let less = |counts: u64| (counts & half != 0).then(|| counts - one);
-        let before = self.0.fetch_update(AGREED, Ordering::Relaxed, less);
+        let before = self.0.fetch_update(REGION_SEQ_CST, Ordering::Relaxed, less);
         before.unwrap_or_else(|counts| counts)
     }
 
     /// True when a thread sleeps.
     #[inline]
     pub fn any(&self) -> bool {
-        self.0.load(AGREED) & (READER - 1) != 0
+        self.0.load(REGION_SEQ_CST) & (READER - 1) != 0
     }
 
     /// True when a thread sleeps that may wait for credit.
     #[inline]
     pub fn any_for_credit(&self) -> bool {
-        let counts = self.0.load(AGREED);
+        let counts = self.0.load(REGION_SEQ_CST);
         counts & (READER - 1) > counts >> 32
     }
 

@@ -23,10 +23,10 @@
 //!    them before ([`crate::resend`]).
 
 use toehold_channel::layout::{
-    CONTROL_BYTES, Control, LEFT, RECORD_SLOTS, RECORDS_OUTSTANDING_MAX, RING_BYTES, SIDE_SEEN,
+    CONTROL_BYTES, Control, LEFT, RECORD_SLOTS, RECORDS_OUTSTANDING_MAX, RING_BYTES, SIDE_ACQUIRE,
     Side,
 };
-use toehold_channel::ring::{DONE, Fault, Filled, Receiver, Sender};
+use toehold_channel::ring::{Fault, Filled, Receiver, STEP_RELEASE, Sender};
 use toehold_channel::sync::{Ordering, fence};
 use toehold_channel::table::{Entry, Mode};
 use toehold_channel::untrusted::Untrusted;
@@ -345,7 +345,7 @@ impl<'a> End<'a> {
     }
 
     fn acknowledge(&self, records: Untrusted<u32>) {
-        self.entry.rx_records.store(records, DONE);
+        self.entry.rx_records.store(records, STEP_RELEASE);
         // Release pairs with the Acquire load in `all_acknowledged`: everything before the switch
         // was read.
         self.ours()
@@ -392,9 +392,9 @@ impl<'a> End<'a> {
     /// # Errors
     /// [`Fault::Record`].
     pub fn try_up(&self) -> Result<bool, Fault> {
-        if !self.theirs().wake.attached.load(SIDE_SEEN).is(1)
+        if !self.theirs().wake.attached.load(SIDE_ACQUIRE).is(1)
             || self.ours().wake.attached.load(Ordering::Relaxed).is(LEFT)
-            || !self.theirs().wake.refuse.load(SIDE_SEEN).is(0)
+            || !self.theirs().wake.refuse.load(SIDE_ACQUIRE).is(0)
             || !self.all_acknowledged()?
         {
             return Ok(false);
@@ -464,7 +464,7 @@ impl<'a> End<'a> {
             Ordering::Relaxed,
         );
         let records = records.plus(1);
-        self.entry.tx_records.store(records, DONE);
+        self.entry.tx_records.store(records, STEP_RELEASE);
         // Release pairs with the Acquire load in `incoming_switching`.
         self.ours().switch.records.store(records, Ordering::Release);
     }

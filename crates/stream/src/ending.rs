@@ -8,12 +8,12 @@
 //! ```text
 //!   peer                                      we
 //!   head := all that it has read              see the reset
-//!   closed := CLOSED_ALL, CLOSED_CLEAN        load closed (SIDE_SEEN), then head
+//!   closed := CLOSED_ALL, CLOSED_CLEAN        load closed (SIDE_ACQUIRE), then head
 //!   close(2)
 //! ```
 
-use toehold_channel::doorbell::{WAKING, WakeWord};
-use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, CLOSED_TURN, SIDE_SEEN, SIDE_TOLD};
+use toehold_channel::doorbell::{WAKE_SEQ_CST, WakeWord};
+use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, CLOSED_TURN, SIDE_ACQUIRE, SIDE_RELEASE};
 use toehold_channel::sync::{Ordering, fence};
 use toehold_channel::table::Mode;
 
@@ -24,7 +24,7 @@ impl End<'_> {
     /// Ends a turn in order on this side; the carrier goes on. The caller then wakes the peer.
     pub fn end_turn(&self, turn: Turn) {
         let closed = CLOSED_ALL | CLOSED_CLEAN | CLOSED_TURN;
-        self.ours().wake.closed.store(closed, SIDE_TOLD);
+        self.ours().wake.closed.store(closed, SIDE_RELEASE);
         self.turns().end(turn);
     }
 
@@ -32,13 +32,13 @@ impl End<'_> {
     /// peer's program was seen waiting, or its wake word asks for a doorbell anyway.
     pub fn is_end_heard(&self, turn: Turn) -> bool {
         let wake = &self.theirs().wake.wake;
-        self.turns().is_peer_seen(turn) || wake.load(WAKING).is(WakeWord::Bell.to_word())
+        self.turns().is_peer_seen(turn) || wake.load(WAKE_SEQ_CST).is(WakeWord::Bell.to_word())
     }
 
     /// True when the peer has ended a direction or the connection, and the carrier with it. False
     /// when the peer has ended only a turn, because `CLOSED_TURN` in `closed` is stored first.
     pub fn has_closed_carrier(&self) -> bool {
-        let closed = self.theirs().wake.closed.load(SIDE_SEEN);
+        let closed = self.theirs().wake.closed.load(SIDE_ACQUIRE);
         !closed.is(0) && !closed.has(CLOSED_TURN)
     }
 
@@ -66,7 +66,7 @@ impl End<'_> {
     /// the peer sent. The caller then wakes the peer.
     pub fn close(&self, is_clean: bool) {
         let closed = CLOSED_ALL | if is_clean { CLOSED_CLEAN } else { 0 };
-        self.ours().wake.closed.store(closed, SIDE_TOLD);
+        self.ours().wake.closed.store(closed, SIDE_RELEASE);
         // Pairs with the sleeper's fence, after it has stored its wake word
         // (`toehold_channel::doorbell`): a sleeper that does not see `closed` is seen.
         fence(Ordering::SeqCst);
@@ -82,7 +82,7 @@ impl End<'_> {
     pub fn is_reset_by_doorbell(&self, may_be_killed: bool) -> bool {
         let wake = &self.theirs().wake;
         // The peer stores `head` before `closed`.
-        let closed = wake.closed.load(SIDE_SEEN);
+        let closed = wake.closed.load(SIDE_ACQUIRE);
         let head = self.theirs().consume.head.load(Ordering::Relaxed);
         if head != self.entry.tx_ring.load(Ordering::Relaxed) {
             return false;

@@ -42,7 +42,7 @@
 //! change the phase, and one of them succeeds.
 
 use toehold_channel::express::{AcceptQueue, ENTRIES_MAX, REQUEST_BYTES, Turns};
-use toehold_channel::layout::{READY_BITS, SIDE_SEEN, SIDE_TOLD};
+use toehold_channel::layout::{READY_BITS, SIDE_ACQUIRE, SIDE_RELEASE};
 use toehold_channel::ring::Fault;
 use toehold_channel::sync::{AtomicU32, Ordering, fence};
 use toehold_channel::untrusted::Untrusted;
@@ -100,8 +100,8 @@ fn word(turn: Turn, phase: Phase) -> u32 {
 }
 
 /// The ordering of a compare-exchange of the phase: an end that sees the change sees everything
-/// that the other end did before it. Pairs with itself and with the loads by [`SIDE_SEEN`].
-const PHASE_CHANGED: Ordering = Ordering::AcqRel;
+/// that the other end did before it. Pairs with itself and with the loads by [`SIDE_ACQUIRE`].
+const PHASE_ACQ_REL: Ordering = Ordering::AcqRel;
 
 /// True when a connection with this client port is to be paired at once, for a level that selects
 /// one port in `2^level`. Both ends come to the same answer without a message. The ports of a
@@ -142,7 +142,7 @@ impl<'a> Carrier<'a> {
         let (from, to) = (word(from.0, from.1), word(to.0, to.1));
         let phase = &self.words.phase;
         phase
-            .compare_exchange(from, to, PHASE_CHANGED, SIDE_SEEN)
+            .compare_exchange(from, to, PHASE_ACQ_REL, SIDE_ACQUIRE)
             .is_ok()
     }
 
@@ -151,7 +151,7 @@ impl<'a> Carrier<'a> {
     pub fn end(&self, turn: Turn) {
         self.words.sides[self.side]
             .ended
-            .store(turn.as_ended(), SIDE_TOLD);
+            .store(turn.as_ended(), SIDE_RELEASE);
         // Pairs with the sleeper's fence, after it has stored its wake word
         // (`toehold_channel::doorbell`): a sleeper that does not see this is seen.
         fence(Ordering::SeqCst);
@@ -163,7 +163,7 @@ impl<'a> Carrier<'a> {
     pub fn is_ended_by_peer(&self, turn: Turn) -> bool {
         self.words.sides[1 - self.side]
             .ended
-            .load(SIDE_SEEN)
+            .load(SIDE_ACQUIRE)
             .is(turn.as_ended())
     }
 
@@ -206,13 +206,13 @@ impl<'a> Carrier<'a> {
     /// closed. A connecting end that waits for this may claim the carrier now.
     pub fn free(&self, turn: Turn) {
         let freed = &self.words.sides[self.side].freed;
-        freed.store(turn.as_ended(), SIDE_TOLD);
+        freed.store(turn.as_ended(), SIDE_RELEASE);
     }
 
     /// True when the peer, an engine, has forwarded all bytes of `turn`.
     pub fn is_freed_by_peer(&self, turn: Turn) -> bool {
         let freed = &self.words.sides[1 - self.side].freed;
-        freed.load(SIDE_SEEN).is(turn.as_ended())
+        freed.load(SIDE_ACQUIRE).is(turn.as_ended())
     }
 
     /// Stores the connect preamble of the connection for which this end has claimed the carrier.
@@ -253,14 +253,14 @@ impl<'a> Carrier<'a> {
     pub fn is_waiting(&self, turn: Turn) -> bool {
         self.words
             .phase
-            .load(SIDE_SEEN)
+            .load(SIDE_ACQUIRE)
             .is(word(turn, Phase::Claimed))
     }
 
     /// True when the peer has not accepted, or has refused, `turn`, which this end has claimed. So
     /// the peer has read none of this end's bytes.
     pub fn is_unaccepted(&self, turn: Turn) -> bool {
-        let phase = self.words.phase.load(SIDE_SEEN);
+        let phase = self.words.phase.load(SIDE_ACQUIRE);
         // A turn that was accepted is retired only after the peer has ended it.
         let is_refused = phase.is(word(turn, Phase::Retired)) && !self.is_ended_by_peer(turn);
         turn != Turn::FIRST && (phase.is(word(turn, Phase::Claimed)) || is_refused)
@@ -350,7 +350,11 @@ impl Pusher<'_> {
     /// # Errors
     /// As for [`Pusher::waiting`].
     pub fn room(&self) -> Result<u32, Fault> {
-        let places = self.words.places.load(SIDE_SEEN).capped(ENTRIES_MAX as u32);
+        let places = self
+            .words
+            .places
+            .load(SIDE_ACQUIRE)
+            .capped(ENTRIES_MAX as u32);
         Ok(places.saturating_sub(self.waiting()?))
     }
 
@@ -360,7 +364,7 @@ impl Pusher<'_> {
     /// As for [`Pusher::room`].
     pub fn push(&self, queued: Queued) -> Result<Push, Fault> {
         if self.room()? == 0 {
-            let is_closed = self.words.places.load(SIDE_SEEN).is(0);
+            let is_closed = self.words.places.load(SIDE_ACQUIRE).is(0);
             return Ok(if is_closed { Push::Closed } else { Push::Full });
         }
         let at = self.pushed.load(Ordering::Relaxed);
@@ -394,12 +398,12 @@ impl Popper<'_> {
     /// Starts to listen: from now on up to `places` connections may wait.
     pub fn open(&self, places: u32) {
         let places = places.min(ENTRIES_MAX as u32);
-        self.words.places.store(places, SIDE_TOLD);
+        self.words.places.store(places, SIDE_RELEASE);
     }
 
     /// Stops listening. The caller then pops the remaining connections and gives each of them up.
     pub fn close(&self) {
-        self.words.places.store(0, SIDE_TOLD);
+        self.words.places.store(0, SIDE_RELEASE);
         // Pairs with the fence in `Pusher::push`: a connecting end that queues a connection from
         // now on withdraws it.
         fence(Ordering::SeqCst);

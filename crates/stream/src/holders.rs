@@ -43,18 +43,18 @@ use crate::sleepers::Family;
 
 /// A member leaves, or the bits of a dead one are cleared. Pairs with the looks of the others
 /// ([`Members::is_held_elsewhere`]): the last member sees all stores of the others.
-const LEFT: Ordering = Ordering::AcqRel;
+const LEAVE_ACQ_REL: Ordering = Ordering::AcqRel;
 
-/// Loads the bits of others. Pairs with the accesses by [`LEFT`].
-const LEFT_SEEN: Ordering = Ordering::Acquire;
+/// Loads the bits of others. Pairs with the accesses by [`LEAVE_ACQ_REL`].
+const LEAVE_ACQUIRE: Ordering = Ordering::Acquire;
 
-/// Loads a place before the bits of that place. Pairs with the stores by [`PLACE_CLEARED`]: the
+/// Loads a place before the bits of that place. Pairs with the stores by [`PLACE_RELEASE`]: the
 /// former member's bits are cleared.
-const PLACE_SEEN: Ordering = Ordering::Acquire;
+const PLACE_ACQUIRE: Ordering = Ordering::Acquire;
 
-/// Stores a place whose bits are cleared. Pairs with the loads by [`PLACE_SEEN`] and with the
+/// Stores a place whose bits are cleared. Pairs with the loads by [`PLACE_ACQUIRE`] and with the
 /// compare-exchange in `claim`.
-const PLACE_CLEARED: Ordering = Ordering::Release;
+const PLACE_RELEASE: Ordering = Ordering::Release;
 
 /// In a place, with the number of a process: that process is clearing the former member's bits.
 const CLEARED_BY: u32 = FAMILY_ORPHAN;
@@ -100,7 +100,7 @@ pub trait Members: Family {
             is_free && claim(place, member, CLEARED_BY | self.me())
         })? as u32;
         self.take_off(place, word & FAMILY_PID);
-        self.list()[place as usize].store(word, PLACE_CLEARED);
+        self.list()[place as usize].store(word, PLACE_RELEASE);
         Some(place)
     }
 
@@ -149,11 +149,11 @@ pub trait Members: Family {
     }
 
     /// Frees the place that was reserved with `word`, because `fork` failed.
-    fn child_unborn(&self, place: u32, word: u32) {
+    fn fork_failed(&self, place: u32, word: u32) {
         let me = self.me();
         if self.name_child(place, word, CLEARED_BY | me) {
             self.take_off(place, me);
-            self.list()[place as usize].store(0, PLACE_CLEARED);
+            self.list()[place as usize].store(0, PLACE_RELEASE);
         }
     }
 
@@ -199,13 +199,13 @@ pub trait Members: Family {
     /// True when another process of the family, alive, holds the connection. Members that are
     /// leaving count only if `with_leaving`. The bits of dead members are cleared.
     fn is_held_elsewhere(&self, entry: &Entry, with_leaving: bool) -> bool {
-        if entry.holders.load(LEFT_SEEN) > 0 && self.are_others_alive() {
+        if entry.holders.load(LEAVE_ACQUIRE) > 0 && self.are_others_alive() {
             return true;
         }
         let mut words = entry.held_by.iter().enumerate();
         // Nearly always all words but one are empty.
         words.any(|(word, held)| {
-            held.load(LEFT_SEEN) != 0 && self.is_held_in(entry, word, with_leaving)
+            held.load(LEAVE_ACQUIRE) != 0 && self.is_held_in(entry, word, with_leaving)
         })
     }
 
@@ -214,8 +214,8 @@ pub trait Members: Family {
     fn is_held_in(&self, entry: &Entry, word: usize, with_leaving: bool) -> bool {
         // Loaded before the other bits. A member clears its `leaving` bit last, so a member that
         // leaves in between is not taken for a holder.
-        let leaving = entry.leaving[word].load(LEFT_SEEN);
-        let mut bits = entry.held_by[word].load(LEFT_SEEN);
+        let leaving = entry.leaving[word].load(LEAVE_ACQUIRE);
+        let mut bits = entry.held_by[word].load(LEAVE_ACQUIRE);
         if !with_leaving {
             bits &= !leaving;
         }
@@ -237,7 +237,7 @@ pub trait Members: Family {
         };
         let me = self.me();
         loop {
-            let member = place.load(PLACE_SEEN);
+            let member = place.load(PLACE_ACQUIRE);
             if member == 0 || member == me {
                 return false;
             }
@@ -251,7 +251,7 @@ pub trait Members: Family {
             // while we clear it.
             if claim(place, member, CLEARED_BY | me) {
                 self.take_off(holder.place, member & FAMILY_PID);
-                place.store(0, PLACE_CLEARED);
+                place.store(0, PLACE_RELEASE);
                 return false;
             }
         }
@@ -283,7 +283,7 @@ pub trait Members: Family {
 }
 
 fn claim(place: &AtomicU32, member: u32, word: u32) -> bool {
-    // Acquire pairs with the stores by `PLACE_CLEARED`: the former member's bits are cleared.
+    // Acquire pairs with the stores by `PLACE_RELEASE`: the former member's bits are cleared.
     place
         .compare_exchange(member, word, Ordering::Acquire, Ordering::Relaxed)
         .is_ok()
@@ -310,7 +310,7 @@ pub fn begin(entry: &Entry, place: Option<u32>) {
 pub fn enter(entry: &Entry, place: Option<u32>) {
     match place.and_then(|place| Holder::new(entry, place)) {
         Some(holder) => holder.mark(),
-        // Release pairs with the load of `holders` by `LEFT_SEEN`, as the bit's does.
+        // Release pairs with the load of `holders` by `LEAVE_ACQUIRE`, as the bit's does.
         None => _ = entry.holders.fetch_add(1, Ordering::Release),
     }
 }
@@ -330,7 +330,7 @@ pub fn count_out(entry: &Entry, place: Option<u32>) {
         Some(holder) => _ = holder.clear(),
         None => {
             let less = |count: u32| count.checked_sub(1);
-            let _ = (entry.holders).fetch_update(LEFT, Ordering::Relaxed, less);
+            let _ = (entry.holders).fetch_update(LEAVE_ACQ_REL, Ordering::Relaxed, less);
         }
     }
 }
@@ -340,7 +340,7 @@ pub fn count_out(entry: &Entry, place: Option<u32>) {
 fn claim_end(entry: &Entry, name: u32) -> bool {
     let open = entry.ended_by.load(Ordering::Relaxed) & !ENDED_NAME;
     (entry.ended_by)
-        .compare_exchange(open, open | name, LEFT, Ordering::Relaxed)
+        .compare_exchange(open, open | name, LEAVE_ACQ_REL, Ordering::Relaxed)
         .is_ok()
 }
 
@@ -366,13 +366,13 @@ impl<'a> Holder<'a> {
     }
 
     fn is_marked(&self) -> bool {
-        self.entry.held_by[self.word].load(LEFT_SEEN) & self.bit != 0
+        self.entry.held_by[self.word].load(LEAVE_ACQUIRE) & self.bit != 0
     }
 
     /// The member holds the connection.
     pub fn mark(&self) {
-        // Release pairs with the loads by `LEFT_SEEN`: a member that sees the bit sees the holder's
-        // number in its place.
+        // Release pairs with the loads by `LEAVE_ACQUIRE`: a member that sees the bit sees the
+        // holder's number in its place.
         self.entry.held_by[self.word].fetch_or(self.bit, Ordering::Release);
     }
 
@@ -381,7 +381,7 @@ impl<'a> Holder<'a> {
         if !self.is_marked() {
             return false;
         }
-        let before = self.entry.leaving[self.word].fetch_or(self.bit, LEFT);
+        let before = self.entry.leaving[self.word].fetch_or(self.bit, LEAVE_ACQ_REL);
         // Pairs with the other's fence in `announce`: of two that leave, one sees the other's bit.
         fence(Ordering::SeqCst);
         before & self.bit == 0
@@ -395,25 +395,25 @@ impl<'a> Holder<'a> {
 
     /// The last step. True when the member held the connection.
     pub fn clear(&self) -> bool {
-        let before = self.entry.held_by[self.word].fetch_and(!self.bit, LEFT);
-        self.entry.leaving[self.word].fetch_and(!self.bit, LEFT);
+        let before = self.entry.held_by[self.word].fetch_and(!self.bit, LEAVE_ACQ_REL);
+        self.entry.leaving[self.word].fetch_and(!self.bit, LEAVE_ACQ_REL);
         before & self.bit != 0
     }
 
     /// True when the member was the last holder, and the end of the connection was not carried out.
     fn was_last(&self) -> bool {
-        let word = self.entry.ended_by.load(LEFT_SEEN);
+        let word = self.entry.ended_by.load(LEAVE_ACQUIRE);
         // Pairs with the fence in `announce`: we see a member that leaves, or it sees that the bit
         // is cleared.
         fence(Ordering::SeqCst);
-        if self.entry.holder_count(LEFT_SEEN) != 0 {
+        if self.entry.holder_count(LEAVE_ACQUIRE) != 0 {
             return false;
         }
         let (open, name) = (word & !ENDED_NAME, self.place + 1);
         word == open | name
             || word == open
                 && (self.entry.ended_by)
-                    .compare_exchange(open, open | name, LEFT, Ordering::Relaxed)
+                    .compare_exchange(open, open | name, LEAVE_ACQ_REL, Ordering::Relaxed)
                     .is_ok()
     }
 }

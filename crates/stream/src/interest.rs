@@ -214,10 +214,10 @@ pub fn armed(events: u32) -> u32 {
 
 /// The ordering with which `version` is stored, after events and data. Pairs with the load in
 /// [`Interest::look`], which then loads the new events.
-const CHANGED: Ordering = Ordering::Release;
+const VERSION_RELEASE: Ordering = Ordering::Release;
 /// The ordering with which `version` is loaded, before events and data. Pairs with the store in
 /// [`Interest::set`].
-const BEFORE: Ordering = Ordering::Acquire;
+const VERSION_ACQUIRE: Ordering = Ordering::Acquire;
 
 impl Interest {
     /// The owner of the registration.
@@ -264,7 +264,7 @@ impl Interest {
         self.events.store(events, Ordering::Relaxed);
         self.data.store(data, Ordering::Relaxed);
         let version = self.version.load(Ordering::Relaxed);
-        self.version.store(version.wrapping_add(1), CHANGED);
+        self.version.store(version.wrapping_add(1), VERSION_RELEASE);
     }
 
     /// Makes the next look report every event that holds.
@@ -296,7 +296,7 @@ impl Interest {
     /// `None` when the connection is another one by now.
     #[inline(always)]
     pub fn look(&self, ready_for: impl FnOnce(u32) -> Option<u32>) -> Option<Look> {
-        let version = self.version.load(BEFORE);
+        let version = self.version.load(VERSION_ACQUIRE);
         let events = self.events();
         if !self.state().is_ours() || is_spent(events) {
             return None;

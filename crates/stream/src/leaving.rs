@@ -14,7 +14,7 @@
 //! carry out. So an end that sees that both have left may free the rings of both.
 
 use toehold_channel::doorbell::WakeWord;
-use toehold_channel::layout::{EVICT, LEFT, REFUSE, SIDE_SEEN, SIDE_TOLD, Wake};
+use toehold_channel::layout::{EVICT, LEFT, REFUSE, SIDE_ACQUIRE, SIDE_RELEASE, Wake};
 use toehold_channel::ring::Fault;
 use toehold_channel::sync::Ordering;
 use toehold_channel::table::Mode;
@@ -74,7 +74,7 @@ impl End<'_> {
 
     /// The peer may go up from now on.
     pub fn welcome(&self) {
-        self.ours().wake.attached.store(1, SIDE_TOLD);
+        self.ours().wake.attached.store(1, SIDE_RELEASE);
     }
 
     /// The stronger wish of the two ends about the channel. A hint: it may lag behind.
@@ -89,7 +89,7 @@ impl End<'_> {
     pub fn refuse(&self, refusal: Refusal) {
         let (word, to) = (&self.ours().wake.refuse, refusal.to_word());
         if !word.load(Ordering::Relaxed).is(to) {
-            word.store(to, SIDE_TOLD);
+            word.store(to, SIDE_RELEASE);
         }
     }
 
@@ -105,7 +105,9 @@ impl End<'_> {
     /// ended a direction, or we have left.
     pub fn is_wanted_down(&self) -> bool {
         let wake = &self.theirs().wake;
-        !wake.closed.load(SIDE_SEEN).is(0) || !wake.refuse.load(SIDE_SEEN).is(0) || self.has_left()
+        !wake.closed.load(SIDE_ACQUIRE).is(0)
+            || !wake.refuse.load(SIDE_ACQUIRE).is(0)
+            || self.has_left()
     }
 
     /// True when both directions are on the carrier, and both ends have carried out all records. An
@@ -129,7 +131,7 @@ impl End<'_> {
     pub fn try_leave(&self) -> Result<bool, Fault> {
         let is_drained = self.is_drained()?;
         if is_drained {
-            self.ours().wake.attached.store(LEFT, SIDE_TOLD);
+            self.ours().wake.attached.store(LEFT, SIDE_RELEASE);
         }
         Ok(is_drained)
     }
@@ -142,6 +144,6 @@ impl End<'_> {
 
     /// True when the peer has left. We see everything that it did in the region before.
     pub fn has_peer_left(&self) -> bool {
-        self.theirs().wake.attached.load(SIDE_SEEN).is(LEFT)
+        self.theirs().wake.attached.load(SIDE_ACQUIRE).is(LEFT)
     }
 }

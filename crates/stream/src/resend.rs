@@ -11,7 +11,7 @@
 //!   resend: 0 -> ASKED ───────────────────────► going down: resend: 0 -> TOO_LATE? ASKED
 //!   takes nothing more from the ring            unread := head .. tail
 //!   record: head := its position in the ring ◄─ record
-//!   doorbells, then data ◄───────────────────── unread; resend := DONE; then new bytes
+//!   doorbells, then data ◄───────────────────── unread; resend := STEP_RELEASE; then new bytes
 //! ```
 //!
 //! One word decides, so both ends know which of them was first. A sender that went down unasked may
@@ -19,7 +19,7 @@
 //! sender that closes sets that word to "too late", or goes down because it was asked before.
 
 use toehold_channel::layout::{RESEND_ASKED, RESEND_DONE, RESEND_TOO_LATE};
-use toehold_channel::ring::{DONE, Fault, Filled, Stretches, stretches};
+use toehold_channel::ring::{Fault, Filled, STEP_RELEASE, Stretches, stretches};
 use toehold_channel::sync::Ordering;
 use toehold_channel::table::Mode;
 use toehold_channel::untrusted::Untrusted;
@@ -124,7 +124,7 @@ impl End<'_> {
         let entry = self.entry;
         let ring = entry.rx_ring.load(Ordering::Relaxed);
         at_ring.ahead_of(ring, filled.len).ok_or(Fault::Record)?;
-        entry.rx_ring.store(at_ring, DONE);
+        entry.rx_ring.store(at_ring, STEP_RELEASE);
         // Release keeps it behind the store above, as in `Receiver::consume`. It pairs with the
         // Acquire load in `Sender::credit_fresh`.
         self.ours().consume.head.store(at_ring, Ordering::Release);

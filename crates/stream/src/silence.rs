@@ -19,7 +19,7 @@
 //! the notifier goes down, and its bytes wake that thread. A thread that waits for credit can be
 //! woken only by a doorbell, so an end with such a thread cannot be silent.
 
-use toehold_channel::layout::{RINGING, SIDE_SEEN, SIDE_TOLD};
+use toehold_channel::layout::{RINGING, SIDE_ACQUIRE, SIDE_RELEASE};
 use toehold_channel::sync::{Ordering, fence};
 use toehold_channel::untrusted::Untrusted;
 
@@ -53,7 +53,7 @@ impl End<'_> {
             false => before,
         };
         // Pairs with the load in `doorbells_to_take`: the doorbell is with the kernel.
-        rung.store(given, SIDE_TOLD);
+        rung.store(given, SIDE_RELEASE);
         may_ring
     }
 
@@ -81,7 +81,7 @@ impl End<'_> {
 
     /// Doorbells that still have to be taken off the carrier. Callers hold the receive lock.
     pub fn doorbells_to_take(&self) -> Doorbells {
-        let rung = self.theirs().wake.rung.load(SIDE_SEEN);
+        let rung = self.theirs().wake.rung.load(SIDE_ACQUIRE);
         let taken = Untrusted::from(self.entry.rx_carrier.load(Ordering::Relaxed));
         match (rung.is(RINGING), rung.beyond(taken)) {
             (true, _) => Doorbells::UnderWay,

@@ -26,7 +26,7 @@ use toehold_channel::untrusted::Untrusted;
 use crate::attachment::Sleepers;
 
 /// The store in `enter` pairs with the look in `are_elsewhere`, as drawn above.
-const ASLEEP: Ordering = Ordering::SeqCst;
+const SLEEPER_SEQ_CST: Ordering = Ordering::SeqCst;
 
 /// The processes of a family, as one of them sees them.
 pub trait Family {
@@ -66,7 +66,7 @@ impl<'a, F: Family> FamilySleepers<'a, F> {
         let is_free = |pid: u32| pid == 0 || pid == me || !self.family.is_alive(pid);
         let mut places = self.entry.asleep.iter();
         if let Some(place) = places.find(|place| is_free(place.load(Ordering::Relaxed))) {
-            place.store(me, ASLEEP);
+            place.store(me, SLEEPER_SEQ_CST);
         }
     }
 
@@ -94,7 +94,7 @@ impl<'a, F: Family> FamilySleepers<'a, F> {
         let me = self.family.me();
         let mut places = self.entry.asleep.iter();
         if let Some(place) = places.find(|place| place.load(Ordering::Relaxed) == me) {
-            place.store(0, ASLEEP);
+            place.store(0, SLEEPER_SEQ_CST);
         }
     }
 
@@ -113,13 +113,13 @@ impl<'a, F: Family> FamilySleepers<'a, F> {
         fence(Ordering::SeqCst);
         let me = self.family.me();
         self.entry.asleep.iter().any(|place| {
-            let pid = place.load(ASLEEP);
+            let pid = place.load(SLEEPER_SEQ_CST);
             if pid == 0 || pid == me {
                 return false;
             }
             let is_alive = self.family.is_alive(pid);
             if !is_alive {
-                let _ = place.compare_exchange(pid, 0, ASLEEP, Ordering::Relaxed);
+                let _ = place.compare_exchange(pid, 0, SLEEPER_SEQ_CST, Ordering::Relaxed);
             }
             is_alive
         })

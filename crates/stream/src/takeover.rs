@@ -28,7 +28,7 @@
 //! Bytes of a kernel call that was cut short count as sent or received exactly as far as the kernel
 //! counts them.
 
-use toehold_channel::layout::{RESEND_ASKED, RESEND_DONE, SIDE_TOLD};
+use toehold_channel::layout::{RESEND_ASKED, RESEND_DONE, SIDE_RELEASE};
 use toehold_channel::sync::{Ordering, fence};
 use toehold_channel::table::Mode;
 
@@ -78,7 +78,7 @@ impl End<'_> {
         let given = given.ok_or(Lost)?;
         entry.tx_carrier.store(given, Ordering::Relaxed);
         // Also right when the dead owner did not send its doorbell. Pairs as in `End::ring`.
-        ours.wake.rung.store(given, SIDE_TOLD);
+        ours.wake.rung.store(given, SIDE_RELEASE);
         Ok(())
     }
 

@@ -170,8 +170,8 @@ pub struct Config {
     /// Routes beyond the link; the most specific match is used.
     pub routes: Vec<Route>,
     /// The host knows all routes, even those on the link, and [`Self::routes`] are not used:
-    /// [`crate::Engine::poll_way`] asks, [`crate::Engine::set_way`] answers.
-    pub asks_ways: bool,
+    /// [`crate::Engine::poll_next_hop`] asks, [`crate::Engine::set_next_hop`] answers.
+    pub asks_next_hops: bool,
     /// The most connections, in any state. Memory is reserved for all, and touched when a
     /// connection is created.
     pub connections_max: usize,
@@ -241,7 +241,7 @@ impl Config {
             offload: Offload::default(),
             addresses: vec![address],
             routes: Vec::new(),
-            asks_ways: false,
+            asks_next_hops: false,
             connections_max: 100_000,
             half_open_max: 4_096,
             share: Share::WHOLE,

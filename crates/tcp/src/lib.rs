@@ -51,8 +51,8 @@ pub use config::{
 };
 pub use counters::Counters;
 pub use engine::{
-    ChecksumWork, Engine, Expected, HEADER_BUFFER_BYTES, Headers, Payload, ReceiveOffload,
-    Transmit, TransmitOffload, Whose,
+    ChecksumWork, Engine, Expected, FrameOwner, HEADER_BUFFER_BYTES, Headers, Payload,
+    ReceiveOffload, Transmit, TransmitOffload,
 };
 pub use host::{
     CallError, ConnectError, ConnectionId, ConnectionInfo, Event, ListenError, ListenerId, Memory,

@@ -102,7 +102,7 @@ impl Daemon {
     }
 
     /// The rule that had no room for an end, in words.
-    pub(super) fn said_of_budget(&self, end: End) -> Option<String> {
+    pub(super) fn describe_budget_rule(&self, end: End) -> Option<String> {
         let refusal = self.tables.current(end)?.refusal.load(Ordering::Relaxed);
         if refusal != Reason::OverBudget as u32 {
             return None;
@@ -115,7 +115,7 @@ impl Daemon {
 
     fn budget(&self, ends: [End; 2]) -> Option<(usize, usize)> {
         let rules = &self.options.rules;
-        if !rules.speak_of_budgets() || self.is_engines(ends) {
+        if !rules.has_budget_rule() || self.is_engines(ends) {
             return None;
         }
         rules.budget(&self.sides(ends))

@@ -27,7 +27,7 @@ pub(super) struct Connection {
     /// The unit of the service manager that its process belongs to.
     pub(super) unit: Option<String>,
     /// Set for a client that another client has introduced.
-    vouched: Option<Voucher>,
+    introduced_facts: Option<IntroducedFacts>,
     /// A descriptor of the process, because a process number may be reused. `None` for a process in
     /// a pid namespace that is not visible to us.
     pub(super) pidfd: Option<OwnedFd>,
@@ -44,7 +44,7 @@ pub(super) struct Connection {
 
 /// Facts about a client that are taken from the client that has introduced it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Voucher {
+pub(super) struct IntroducedFacts {
     /// The user for decisions of policy.
     pub(super) uid: u32,
     /// Its family's table. It is kept mapped for this client from the start, because the other
@@ -75,8 +75,11 @@ pub(super) enum Flushed {
 }
 
 impl Connection {
-    /// A client on a socket that was just accepted or, with a voucher, adopted.
-    pub(super) fn new(socket: OwnedFd, vouched: Option<Voucher>) -> io::Result<Connection> {
+    /// A client on a socket that was just accepted or, with facts from its introducer, adopted.
+    pub(super) fn new(
+        socket: OwnedFd,
+        introduced_facts: Option<IntroducedFacts>,
+    ) -> io::Result<Connection> {
         let peer = peer_of(socket.as_fd())?;
         let pid = peer.pid as u32;
         let pidfd = open_peer(socket.as_fd(), &peer)?;
@@ -89,7 +92,7 @@ impl Connection {
             own_pid: own_pid.filter(|_| is_its).unwrap_or(pid),
             uid: peer.uid,
             unit: unit.filter(|_| is_its),
-            vouched,
+            introduced_facts,
             pidfd,
             socket: Some(socket),
             table: None,
@@ -161,18 +164,19 @@ impl Connection {
         Ok(())
     }
 
-    pub(super) fn vouched(&self) -> Option<Voucher> {
-        self.vouched
+    pub(super) fn introduced_facts(&self) -> Option<IntroducedFacts> {
+        self.introduced_facts
     }
 
     /// The user for decisions of policy.
     pub(super) fn policy_uid(&self) -> u32 {
-        self.vouched.map_or(self.uid, |voucher| voucher.uid)
+        self.introduced_facts.map_or(self.uid, |facts| facts.uid)
     }
 
     /// The table that is kept mapped for it.
     pub(super) fn held_table(&self) -> Option<TableId> {
-        self.table.or(self.vouched.map(|voucher| voucher.table))
+        self.table
+            .or(self.introduced_facts.map(|facts| facts.table))
     }
 
     /// Its socket, while it is open.

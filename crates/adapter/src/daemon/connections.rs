@@ -1,6 +1,6 @@
 //! The connections of clients: accepted, read, and closed.
 
-use super::connection::{Connection, Flushed, Outgoing, Voucher};
+use super::connection::{Connection, Flushed, IntroducedFacts, Outgoing};
 use super::poller::Source;
 use super::{Daemon, spare_descriptor};
 use crate::descriptors::closes_at_once;
@@ -90,27 +90,27 @@ impl Daemon {
         }
     }
 
-    pub(super) fn admit(&mut self, socket: OwnedFd, vouched: Option<Voucher>) {
+    pub(super) fn admit(&mut self, socket: OwnedFd, introduced_facts: Option<IntroducedFacts>) {
         let named = wire::ask_for_senders(socket.as_fd());
-        let connection = match named.and_then(|()| Connection::new(socket, vouched)) {
+        let connection = match named.and_then(|()| Connection::new(socket, introduced_facts)) {
             Ok(connection) => connection,
             Err(error) => {
                 let text = || format!("turned a client away: {error}");
-                return self.log.say("descriptors", text);
+                return self.log.log_limited("descriptors", text);
             }
         };
         if let Some(why) = self.inadmissible(&connection) {
             let pid = connection.pid;
             self.log
-                .say(why, || format!("turned away process {pid}: {why}"));
+                .log_limited(why, || format!("turned away process {pid}: {why}"));
             return;
         }
         let id = ClientId(self.client_next);
         self.client_next += 1;
         let socket = connection.socket().expect("just opened");
         if self.poller.watch(socket, Source::Client(id)).is_ok() {
-            if let Some(voucher) = vouched {
-                self.tables.keep(voucher.table);
+            if let Some(facts) = introduced_facts {
+                self.tables.keep(facts.table);
             }
             self.clients.insert(id, connection);
         }
@@ -118,7 +118,7 @@ impl Daemon {
 
     fn inadmissible(&self, connection: &Connection) -> Option<&'static str> {
         let own_uid = user_id();
-        let is_known = connection.vouched().is_some() || connection.uid == own_uid;
+        let is_known = connection.introduced_facts().is_some() || connection.uid == own_uid;
         if self.options.policy == Policy::SameUser && !is_known {
             return Some("it belongs to another user");
         }
@@ -170,7 +170,7 @@ impl Daemon {
         self.spare = None;
         drop(self.listener.accept());
         self.spare = spare_descriptor();
-        self.log.say("descriptors", || {
+        self.log.log_limited("descriptors", || {
             "no descriptors left: turning clients away".into()
         });
     }
@@ -209,7 +209,7 @@ impl Daemon {
                 }
             },
         };
-        self.keep_room();
+        self.reserve_descriptor();
         if let Err(fault) = &handled {
             self.drop_client(id, fault);
         }
@@ -226,7 +226,7 @@ impl Daemon {
         match received {
             Received::Stripped(message, Kind::Pair) => self.handle_stripped_pair(id, &message),
             Received::Message(message, kind, descriptors) => {
-                let descriptors = self.sift(id, descriptors)?;
+                let descriptors = self.check_descriptors(id, descriptors)?;
                 match self.recognise(id, kind, sender)? {
                     true => self.handle_message(id, &message, kind, descriptors),
                     false => Ok(()),
@@ -241,7 +241,11 @@ impl Daemon {
 
     /// Passes on the descriptors of a message, if each of them can be used and closed without
     /// blocking.
-    fn sift(&mut self, id: ClientId, descriptors: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, Fault> {
+    fn check_descriptors(
+        &mut self,
+        id: ClientId,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Vec<OwnedFd>, Fault> {
         let mut shown = descriptors.iter();
         if !self.options.is_system || shown.all(|one| closes_at_once(one.as_fd())) {
             return Ok(descriptors);
@@ -279,12 +283,12 @@ impl Daemon {
         let socket = self.clients.get(&id).and_then(Connection::socket)?;
         self.room = None;
         let received = wire::try_receive_from(socket);
-        self.keep_room();
+        self.reserve_descriptor();
         Some(received)
     }
 
     /// Reserves a descriptor for the next message's. Without a free one the kernel would drop it.
-    pub(super) fn keep_room(&mut self) {
+    pub(super) fn reserve_descriptor(&mut self) {
         if self.room.is_none() {
             self.room = self.spare.as_ref().and_then(|spare| spare.try_clone().ok());
         }
@@ -309,7 +313,7 @@ impl Daemon {
             return Ok(true);
         }
         let pid = sender.pid;
-        self.log.say("fault", || {
+        self.log.log_limited("fault", || {
             format!("passed over what process {pid} said in another's name")
         });
         Ok(false)
@@ -368,9 +372,9 @@ impl Daemon {
         if connection.table.is_some() {
             return Err(Fault::OutOfTurn);
         }
-        let table = match connection.vouched() {
+        let table = match connection.introduced_facts() {
             None => self.tables.open(table),
-            Some(voucher) => self.tables.recognise(voucher.table, table),
+            Some(facts) => self.tables.recognise(facts.table, table),
         };
         let table = table.map_err(Fault::Table)?;
         connection.table = Some(table);
@@ -386,10 +390,11 @@ impl Daemon {
         };
         self.registry.join(id, process);
         self.sweep_departed(table);
-        self.tell_programs(table);
+        self.store_program_options(table);
         self.show_to_captures(table);
         let pid = process.pid;
-        self.log.say("hello", || format!("process {pid} is here"));
+        self.log
+            .log_limited("hello", || format!("process {pid} is here"));
         Ok(())
     }
 
@@ -401,7 +406,7 @@ impl Daemon {
         }
         if let Some(connection) = self.clients.get(&id) {
             let pid = connection.pid;
-            self.log.say("fault", || {
+            self.log.log_limited("fault", || {
                 format!("dropped process {pid}: it {}", fault.words())
             });
         }
@@ -438,7 +443,7 @@ impl Daemon {
             .filter(|_| !connection.process_has_ended());
         let watched = alive.map(|pidfd| self.poller.watch(pidfd.as_fd(), Source::Process(id)));
         if !matches!(watched, Some(Ok(()))) {
-            self.bury(id);
+            self.release_process(id);
         }
     }
 
@@ -448,12 +453,12 @@ impl Daemon {
             return;
         }
         let (uid, ticks) = (self.uid_of(id), self.ticks());
-        self.bury(id);
+        self.release_process(id);
         self.charge(uid, ticks);
     }
 
     /// A process has ended. Its partners are told, except for ends that its family still holds.
-    fn bury(&mut self, id: ClientId) {
+    fn release_process(&mut self, id: ClientId) {
         let survivor = self.survivor(id);
         let Some(connection) = self.clients.get_mut(&id) else {
             return;
@@ -486,18 +491,18 @@ impl Daemon {
             .filter(|&end| is_gone(end))
             .collect::<BTreeSet<_>>();
         let followed = survivor.map(|survivor| connection.follow(survivor));
-        self.mourn(pid, id, &|end| gone.contains(&end));
+        self.report_ended(pid, id, &|end| gone.contains(&end));
         if self.registry.knows(id) {
             if matches!(followed, Some(Ok(()))) {
                 return self.await_process(id);
             }
-            self.mourn(pid, id, &|_| true);
+            self.report_ended(pid, id, &|_| true);
         }
         self.forget_client(id);
     }
 
     /// Tells the partners of the ends that have ended with a process.
-    fn mourn(&mut self, pid: u32, id: ClientId, is_gone: &dyn Fn(End) -> bool) {
+    fn report_ended(&mut self, pid: u32, id: ClientId, is_gone: &dyn Fn(End) -> bool) {
         let bereft = self.registry.process_gone(id, is_gone);
         for &end in &bereft {
             self.tables.set_peer_gone(end);
@@ -505,7 +510,7 @@ impl Daemon {
         if !bereft.is_empty() {
             let count = bereft.len();
             let text = || format!("process {pid} is gone, {count} channels with it");
-            self.log.say("gone", text);
+            self.log.log_limited("gone", text);
         }
     }
 

@@ -8,7 +8,7 @@
 //! socket of its end. For everything else its own user counts.
 
 use super::Daemon;
-use super::connection::{Outgoing, Voucher};
+use super::connection::{IntroducedFacts, Outgoing};
 use super::connections::Fault;
 use super::introductions::is_current;
 use crate::listener::cookie_of;
@@ -28,7 +28,7 @@ impl Daemon {
         let table = parent.held_table().ok_or(Fault::OutOfTurn)?;
         let uid = parent.policy_uid();
         prepare(socket.as_fd()).map_err(|_| Fault::Descriptors)?;
-        self.admit(socket, Some(Voucher { uid, table }));
+        self.admit(socket, Some(IntroducedFacts { uid, table }));
         Ok(())
     }
 
@@ -67,11 +67,11 @@ impl Daemon {
     fn resume(&mut self, id: ClientId, end: End) -> Option<Outgoing> {
         self.tables.current(end)?;
         let resumed = self.registry.resume(id, end.entry, end.generation)?;
-        self.bury_predecessor(resumed);
+        self.forget_predecessor(resumed);
         self.release_regions();
         let memory = self.regions.get(resumed.channel, resumed.is_by_another)?;
         self.log
-            .say("resume", || "offered a channel once more".into());
+            .log_limited("resume", || "offered a channel once more".into());
         Some(Outgoing {
             message: Message {
                 entry: end.entry,
@@ -89,7 +89,7 @@ impl Daemon {
 
     /// Stops waiting for a process's former program once its last channel belongs to the new
     /// program.
-    fn bury_predecessor(&mut self, resumed: Resumed) {
+    fn forget_predecessor(&mut self, resumed: Resumed) {
         let before = resumed.before;
         let is_over = !self.registry.knows(before)
             && (self.clients.get(&before)).is_some_and(|client| !client.is_open());

@@ -46,7 +46,7 @@ impl Daemon {
         }
         let is_engine = shown.is_none();
         let proved = self.examine(id, message, shown);
-        self.keep_room();
+        self.reserve_descriptor();
         let proved = match proved {
             Ok(proved) => proved,
             Err(reason) => {
@@ -55,7 +55,7 @@ impl Daemon {
             }
         };
         // Where a rule speaks of captures, the other end decides, too.
-        let is_known = !self.options.rules.speak_of_captures();
+        let is_known = !self.options.rules.has_capture_rule();
         if !is_engine && is_known && self.is_captured(end, &proved.tuple) {
             self.tables.set_verdict(end, Reason::Captured);
             self.forget_socket(proved.cookie);
@@ -282,12 +282,12 @@ impl Daemon {
         if !self.regions.has_room(matched) {
             self.registry.postpone(matched);
             self.set_verdicts(ends, Reason::NoResources);
-            self.log.say("memory", || {
+            self.log.log_limited("memory", || {
                 "no descriptors left for the memory of more programs".into()
             });
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
-        if !self.stands(matched, ends) {
+        if !self.is_match_valid(matched, ends) {
             return Ok(());
         }
         if let Some(reason) = self.reason_against(ends) {
@@ -301,11 +301,12 @@ impl Daemon {
                 self.tables.set_verdict(end, Reason::NoResources);
             }
             let why = || format!("cannot make a region: {error}");
-            self.log.say("memory", why);
+            self.log.log_limited("memory", why);
         })?;
         self.count_in_budget(matched.channel, ends);
         self.show_to_captures_by_both(ends);
-        self.log.say("pair", || "introduced two programs".into());
+        self.log
+            .log_limited("pair", || "introduced two programs".into());
         self.offer_to_both(matched, ends, &memory);
         Ok(())
     }
@@ -318,7 +319,7 @@ impl Daemon {
 
     /// Whether the sockets of a match are established still, and the facts that matched them hold.
     /// Otherwise the match is postponed, and both ends know why.
-    fn stands(&mut self, matched: &Match, ends: [End; 2]) -> bool {
+    fn is_match_valid(&mut self, matched: &Match, ends: [End; 2]) -> bool {
         let mut gone = self.gone(matched);
         let has_facts = self.proving.witness().is_some() && !self.is_engines(ends);
         if gone.is_empty() && has_facts {
@@ -326,7 +327,7 @@ impl Daemon {
             // The facts are of these two sockets if both are there still.
             gone = self.gone(matched);
             if gone.is_empty() && !holds {
-                self.postpone_for_doubt(matched);
+                self.postpone_for_facts(matched);
                 self.set_verdicts(ends, Reason::NoPartner);
                 return false;
             }
@@ -425,7 +426,7 @@ impl Daemon {
         self.sample_next = self.sample_due.filter(|_| may_find_more);
         if !chosen.is_empty() {
             let text = || format!("taking back {} of the least active regions", chosen.len());
-            self.log.say("pressure", text);
+            self.log.log_limited("pressure", text);
         }
     }
 

@@ -27,7 +27,7 @@ impl Log {
 
     /// Writes a line, unless one of its kind was written a moment ago. Omitted lines are counted,
     /// and the next line reports their number.
-    pub(super) fn say(&mut self, kind: &'static str, text: impl FnOnce() -> String) {
+    pub(super) fn log_limited(&mut self, kind: &'static str, text: impl FnOnce() -> String) {
         if !self.enabled {
             return;
         }

@@ -46,15 +46,15 @@ impl Manager {
             Some(why) => format!("serving this host's connections; no TCP engine: {why}"),
             None => "serving".to_owned(),
         };
-        self.tell(&[NotifyState::Ready, NotifyState::Status(&status)]);
+        self.notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
     }
 
     /// The adapter is about to end.
     pub(super) fn stopping(self) {
-        self.tell(&[NotifyState::Stopping]);
+        self.notify(&[NotifyState::Stopping]);
     }
 
-    fn tell(self, states: &[NotifyState<'_>]) {
+    fn notify(self, states: &[NotifyState<'_>]) {
         if self.listens {
             // Errors are ignored: there may be no manager, and a manager that does not answer is
             // not our fault.

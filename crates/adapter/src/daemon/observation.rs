@@ -262,7 +262,7 @@ impl Daemon {
             None => "uncaptured",
             Some(_) => "captured",
         };
-        self.log.say(kind, || match spectators {
+        self.log.log_limited(kind, || match spectators {
             None => format!("nothing looks on any more: {changed} connections return to memory"),
             Some(who) => format!("{who}: {changed} connections go by the kernel"),
         });
@@ -311,7 +311,7 @@ impl Daemon {
     /// Updates the commands of the two ends of a new channel, if both ends matter: because a rule
     /// sets `observability`, or the carrier crosses between namespaces.
     pub(super) fn show_to_captures_by_both(&mut self, ends: [End; 2]) {
-        let by_rule = self.options.rules.speak_of_captures();
+        let by_rule = self.options.rules.has_capture_rule();
         let crosses =
             self.registry.translated(ends[0]).is_some() && self.is_interested_in_captures();
         if !(by_rule || crosses) || self.is_engines(ends) {
@@ -353,7 +353,7 @@ impl Daemon {
     }
 
     fn is_interested_in_captures(&self) -> bool {
-        let by_rule = self.options.rules.speak_of_captures();
+        let by_rule = self.options.rules.has_capture_rule();
         by_rule || self.options.observability == Observability::Yield
     }
 

@@ -16,7 +16,7 @@ use toehold_tcp::{Duration, Keepalive};
 use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
 use super::{Daemon, Reload};
-use crate::engine::{Engine, Filter, Holder, Listening, Manner};
+use crate::engine::{Engine, Filter, Holder, Listening, LivenessChange};
 use crate::regions::SharedFd;
 use crate::registry::{ClientId, TableId};
 
@@ -184,7 +184,7 @@ impl Daemon {
         let user_timeout = liveness.user_timeout_ms;
         let user_timeout = user_timeout.map(|ms| Duration::from_millis(ms.get().into()));
         if let Some(engine) = &self.engine {
-            engine.set_liveness(Manner {
+            engine.set_liveness(LivenessChange {
                 family,
                 local: address(message.local, message.local_port),
                 remote: address(message.remote, message.remote_port),

@@ -35,10 +35,10 @@ impl Daemon {
                 table,
             })
         });
-        let rules = status::RulesSaid {
+        let rules = status::RulesInWords {
             against: &|end| {
-                let by_rule = self.rule_of(end).map(said);
-                by_rule.or_else(|| self.said_of_budget(end))
+                let by_rule = self.rule_of(end).map(describe_rule);
+                by_rule.or_else(|| self.describe_budget_rule(end))
             },
             wait: &|table| Some(self.wait_rule(table)?.0.origin()),
             express: &|table| Some(self.express_rule(table)?.0.origin()),
@@ -54,7 +54,7 @@ impl Daemon {
             diag,
         );
         if self.options.is_system {
-            report.say_across(refusal);
+            report.set_namespace_pairing(refusal);
         }
         let connections = report
             .processes
@@ -65,7 +65,7 @@ impl Daemon {
             Ok(file) => self.answer(id, connections as u32, Some(SharedFd::new(file))),
             Err(error) => {
                 self.log
-                    .say("memory", || format!("cannot report the status: {error}"));
+                    .log_limited("memory", || format!("cannot report the status: {error}"));
                 self.answer(id, 0, None)
             }
         }
@@ -100,7 +100,7 @@ impl Daemon {
             self.tables.call_attention(id);
         }
         self.log
-            .say("command", || format!("{kind:?}: {count} connections"));
+            .log_limited("command", || format!("{kind:?}: {count} connections"));
         self.answer(id, count, None)
     }
 
@@ -125,7 +125,7 @@ impl Daemon {
 }
 
 /// Why a rule keeps a connection on the kernel, in words.
-fn said(rule: &Rule) -> String {
+fn describe_rule(rule: &Rule) -> String {
     format!("{}: {}", Reason::Policy.words(), rule.origin())
 }
 

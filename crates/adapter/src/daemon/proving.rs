@@ -169,7 +169,7 @@ impl Daemon {
     }
 
     /// Two ends are not introduced because of a doubt. Both wait.
-    pub(super) fn postpone_for_doubt(&mut self, matched: &Match) {
+    pub(super) fn postpone_for_facts(&mut self, matched: &Match) {
         self.registry.hold(matched);
         let ends = matched.sides.map(|side| side.end);
         self.proving.doubt(ends, 0, Instant::now());

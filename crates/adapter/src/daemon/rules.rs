@@ -40,14 +40,14 @@ impl Daemon {
         let tables: Vec<TableId> = tables.filter(|id| !own.contains(id)).collect();
         for id in tables {
             self.yield_table(id);
-            self.tell_programs(id);
+            self.store_program_options(id);
             self.tables.call_attention(id);
         }
     }
 
     /// Stores the rules' settings of programs in a family's table. The caller then calls the
     /// family's attention.
-    pub(super) fn tell_programs(&self, id: TableId) {
+    pub(super) fn store_program_options(&self, id: TableId) {
         if let Some(table) = self.tables.get(id) {
             table.set_wait_by_rule(self.wait_rule(id).map(|(_, mode)| mode));
             table.set_express_by_rule(self.express_rule(id).map(|(_, is_on)| is_on));
@@ -67,7 +67,7 @@ impl Daemon {
     /// The processes of a family, if a rule needs them.
     fn family(&self, id: TableId) -> Vec<Program> {
         let table = self.tables.get(id);
-        let Some(table) = table.filter(|_| self.options.rules.speak_of_programs()) else {
+        let Some(table) = table.filter(|_| self.options.rules.has_program_option_rule()) else {
             return Vec::new();
         };
         let members = self.clients.values().filter(|it| it.table == Some(id));
@@ -119,7 +119,7 @@ impl Daemon {
     /// The name of the listening Unix socket, if a rule needs it: one of the two ends has that
     /// name.
     fn socket_of(&self, end: End, tuple: Tuple) -> Option<String> {
-        if !self.options.rules.speak_of_sockets() {
+        if !self.options.rules.has_socket_name_rule() {
             return None;
         }
         let ends = [Some(end), self.other_end(end)].into_iter().flatten();

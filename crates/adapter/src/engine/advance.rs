@@ -5,7 +5,7 @@ use std::time::Instant as Clock;
 use toehold_tcp::{CloseReason, State};
 
 use super::flow::{Flow, Opener, ProgramEnding, Stage};
-use super::relay::{Around, Delivery, Gone};
+use super::relay::{Delivery, Gone, StepContext};
 
 /// The action for a connection after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(super) enum Next {
 
 impl Flow {
     /// Does all possible work.
-    pub(super) fn advance(&mut self, cx: &mut Around<'_>) -> Next {
+    pub(super) fn advance(&mut self, cx: &mut StepContext<'_>) -> Next {
         match self.stage {
             Stage::Connecting if self.awaits_message => self.begin_by_message(cx),
             // A program that does not know the library may have sent bytes and finished. A program
@@ -58,7 +58,7 @@ impl Flow {
     }
 
     /// The SYN leaves with the program's first bytes.
-    fn begin_by_message(&mut self, cx: &mut Around<'_>) -> Next {
+    fn begin_by_message(&mut self, cx: &mut StepContext<'_>) -> Next {
         let is_sound = self.collect(cx).is_ok();
         self.awaits_message = self.published == 0;
         match is_sound && (!self.awaits_message || !self.carrier.has_hung_up()) {
@@ -70,11 +70,11 @@ impl Flow {
 
     /// Introduces a seed that a program has made. The program is told that it has connected only
     /// when we have our end of the channel, so that it finds its own end then.
-    fn introduce(&mut self, cx: &mut Around<'_>) -> Next {
+    fn introduce(&mut self, cx: &mut StepContext<'_>) -> Next {
         if self.beside.channel().is_none() && !self.is_late() {
             return Next::Wait;
         }
-        if self.carrier.tell_result(0).is_err() {
+        if self.carrier.send_result(0).is_err() {
             return Next::ProgramGone;
         }
         self.stage = Stage::Pairing;
@@ -93,7 +93,7 @@ impl Flow {
     /// Pairs a seed. It becomes a carrier when both directions are rings; if that takes too long,
     /// it becomes an ordinary connection. Its first byte is held back until both ends know, so that
     /// no byte is on the carrier.
-    fn pair(&mut self, cx: &mut Around<'_>) -> Next {
+    fn pair(&mut self, cx: &mut StepContext<'_>) -> Next {
         let is_late = self.is_late();
         let is_up = self.is_up(cx) || !is_late && self.goes_up_at_once(cx);
         if is_up && !cx.streams.move_up(self.id) {
@@ -120,7 +120,7 @@ impl Flow {
 
     /// The connection waits for the program's `accept`. Meanwhile the remote's bytes go to the ring
     /// and stay there.
-    fn queue(&mut self, cx: &mut Around<'_>) -> Next {
+    fn queue(&mut self, cx: &mut StepContext<'_>) -> Next {
         let (Some(serving), Some(endpoint)) = (self.serving, cx.streams.endpoint(self.id)) else {
             return Next::ProgramGone;
         };
@@ -153,7 +153,7 @@ impl Flow {
         self.is_on_used() || self.carrier.has_nothing_to_read()
     }
 
-    fn relay(&mut self, cx: &mut Around<'_>) -> Next {
+    fn relay(&mut self, cx: &mut StepContext<'_>) -> Next {
         let mut delivery = Delivery::Complete;
         if !self.program.has_departed() {
             // A reset discards bytes that came before it.
@@ -202,7 +202,7 @@ impl Flow {
         }
     }
 
-    fn move_both_ways(&mut self, cx: &mut Around<'_>) -> Result<Delivery, Gone> {
+    fn move_both_ways(&mut self, cx: &mut StepContext<'_>) -> Result<Delivery, Gone> {
         let delivery = self.deliver(cx)?;
         if self.closed.is_none() {
             self.collect(cx)?;

@@ -23,7 +23,7 @@ use toehold_channel::rendezvous::unmapped;
 use super::poller::{Event, Poller, Source};
 use super::silent::{Silent, TIMEOUT};
 use super::tokens::Tokens;
-use super::{Patience, Request, sys};
+use super::{ConnectTimeouts, Request, sys};
 
 /// Programs that are accepted before others have their turn.
 const PROGRAMS_PER_TURN: usize = 256;
@@ -142,7 +142,7 @@ impl Arrivals {
             is_seed: preamble.is_seed,
             is_fast_open: preamble.is_fast_open,
             is_deferred: preamble.is_deferred,
-            patience: Patience::of(&preamble),
+            connect_timeouts: ConnectTimeouts::of(&preamble),
         };
         Some((request, carrier.socket))
     }

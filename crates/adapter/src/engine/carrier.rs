@@ -123,7 +123,7 @@ impl Carrier {
         if let Ok(count) = result {
             self.sent += count as u64;
         }
-        unless_it_blocks(result, &mut self.is_writable)
+        unless_would_block(result, &mut self.is_writable)
     }
 
     /// Reads available bytes: `None` when there are none, 0 bytes at the end.
@@ -132,7 +132,7 @@ impl Carrier {
         if let Ok(count) = result {
             self.got += count as u64;
         }
-        unless_it_blocks(result, &mut self.is_readable)
+        unless_would_block(result, &mut self.is_readable)
     }
 
     /// The bytes that are on the carrier now, without later ones.
@@ -171,7 +171,7 @@ impl Carrier {
     }
 
     /// Sends the result of `connect` to the program: 0, or an errno.
-    pub(super) fn tell_result(&mut self, errno: u8) -> io::Result<()> {
+    pub(super) fn send_result(&mut self, errno: u8) -> io::Result<()> {
         sys::send_urgent(&self.socket, errno)?;
         self.sent += 1;
         Ok(())
@@ -203,7 +203,7 @@ fn again_when_interrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Re
 }
 
 /// `None` for a call that would block; then also clears the carrier's readiness.
-fn unless_it_blocks(result: io::Result<usize>, is_ready: &mut bool) -> io::Result<Option<usize>> {
+fn unless_would_block(result: io::Result<usize>, is_ready: &mut bool) -> io::Result<Option<usize>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             *is_ready = false;

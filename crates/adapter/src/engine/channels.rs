@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::memfd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use toehold_channel::doorbell::WAKING;
+use toehold_channel::doorbell::WAKE_SEQ_CST;
 use toehold_channel::express::ENTRIES_MAX;
 use toehold_channel::layout::{
     Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, READY_BITMAPS, READY_BITMAPS_OFFSET, READY_BITS,
@@ -26,7 +26,7 @@ use toehold_channel::table::{
 use toehold_stream::express::{Popper, Pusher, Queued};
 
 use super::endpoint::Endpoint;
-use super::settings::spell;
+use super::settings::to_sixteen_bytes;
 use crate::registry::ClientId;
 use crate::wire::{self, Received};
 use toehold_channel::untrusted::{Word32, Word64};
@@ -199,9 +199,9 @@ impl Channels {
             entry: index,
             generation,
             pid: std::process::id(),
-            local: spell(local.ip()),
+            local: to_sixteen_bytes(local.ip()),
             local_port: local.port(),
-            remote: spell(remote.ip()),
+            remote: to_sixteen_bytes(remote.ip()),
             remote_port: remote.port(),
             ..Message::new(Kind::Pair)
         };
@@ -243,7 +243,7 @@ impl Channels {
     }
 
     /// Tells the daemon that all threads listen for a client, or have decided not to.
-    pub(super) fn say_listening(&self, client: ClientId) {
+    pub(super) fn report_listening(&self, client: ClientId) {
         let message = Message {
             pair: client.0,
             ..Message::new(Kind::Listening)
@@ -407,7 +407,7 @@ impl Channels {
                 // A full barrier: what the marker published before it set the bit is seen when the
                 // connection is looked at.
                 // Any bits will do: each stands for a slot that is looked up.
-                let mut bits = word.swap(0, WAKING).capped(u64::MAX);
+                let mut bits = word.swap(0, WAKE_SEQ_CST).capped(u64::MAX);
                 while bits != 0 {
                     let slot = index * 64 + bits.trailing_zeros() as usize;
                     bits &= bits - 1;
@@ -428,7 +428,7 @@ impl Channels {
     pub(super) fn set_sleeping(&self, sleeping: bool) {
         for pair in self.pairs.values().filter(|pair| pair.count > 0) {
             if let Some(bitmap) = pair.bitmap(pair.side, 0) {
-                bitmap.sleeping.store(u32::from(sleeping), WAKING);
+                bitmap.sleeping.store(u32::from(sleeping), WAKE_SEQ_CST);
             }
         }
         // Pairs with the exchange in `doorbell::mark`: the notifier sees that we sleep, or we see

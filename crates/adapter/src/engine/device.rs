@@ -69,7 +69,7 @@ impl Device {
     }
 
     /// The link's mode, if there are several.
-    pub(super) fn manner(&self) -> Option<&'static str> {
+    pub(super) fn mode(&self) -> Option<&'static str> {
         let Device::Xdp(socket) = self else {
             return None;
         };

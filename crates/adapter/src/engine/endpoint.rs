@@ -16,7 +16,8 @@ use std::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::{self, WakeWord};
 use toehold_channel::layout::{
-    CAPACITY_LOG2_ENGINE, CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, CLOSED_TURN, ReadyBitmap, SIDE_SEEN,
+    CAPACITY_LOG2_ENGINE, CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, CLOSED_TURN, ReadyBitmap,
+    SIDE_ACQUIRE,
 };
 use toehold_channel::ring::{Fault, stretches};
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, Entry, Mode, is_eviction};
@@ -507,7 +508,7 @@ impl Endpoint {
 
     /// True when the program has closed the turn, or is about to.
     pub(super) fn is_turn_ending(&self) -> bool {
-        (self.end().theirs().wake.closed.load(SIDE_SEEN)).has(CLOSED_TURN)
+        (self.end().theirs().wake.closed.load(SIDE_ACQUIRE)).has(CLOSED_TURN)
     }
 
     /// True when no extra doorbell is needed to tell the program that we have ended the turn.

@@ -22,7 +22,7 @@
 //!
 //! These states change independently of the stage and of each other: the end of the remote's stream
 //! ([`RemoteEnding`]) and of the program's ([`ProgramEnding`]); the carrier (`carrier`); the
-//! channel ([`Beside`]); and the engine's connection, which exists until it is `closed`.
+//! channel ([`ChannelState`]); and the engine's connection, which exists until it is `closed`.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpStream};
@@ -127,7 +127,7 @@ impl ProgramEnding {
 
 /// The state of the channel beside the carrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Beside {
+pub(super) enum ChannelState {
     Nothing,
     /// A channel was asked for with this entry.
     Asked {
@@ -137,16 +137,16 @@ pub(super) enum Beside {
     Channel(ChannelKey),
 }
 
-impl Beside {
+impl ChannelState {
     /// A channel was asked for, if there was an entry for it.
-    pub(super) fn asked(entry: Option<u32>) -> Beside {
-        entry.map_or(Beside::Nothing, |entry| Beside::Asked { entry })
+    pub(super) fn asked(entry: Option<u32>) -> ChannelState {
+        entry.map_or(ChannelState::Nothing, |entry| ChannelState::Asked { entry })
     }
 
     pub(super) fn channel(self) -> Option<ChannelKey> {
         match self {
-            Beside::Channel(key) => Some(key),
-            Beside::Nothing | Beside::Asked { .. } => None,
+            ChannelState::Channel(key) => Some(key),
+            ChannelState::Nothing | ChannelState::Asked { .. } => None,
         }
     }
 }
@@ -199,7 +199,7 @@ pub(super) struct Flow {
     /// measurement of the rate; and the time of that measurement.
     pub(super) moved: u64,
     pub(super) moved_at: Instant,
-    pub(super) beside: Beside,
+    pub(super) beside: ChannelState,
     /// More bytes are in flight than a channel's rings hold, so the carrier serves the connection.
     pub(super) outgrows_channel: bool,
     /// Its carrier may serve further connections.
@@ -245,7 +245,7 @@ impl Flow {
             bytes_before: 0,
             moved: 0,
             moved_at: Instant::ZERO,
-            beside: Beside::Nothing,
+            beside: ChannelState::Nothing,
             outgrows_channel: false,
             serving: None,
             opens_by_message: false,
@@ -285,7 +285,7 @@ impl Flow {
         let mut carrier = used.carrier;
         carrier.note_writable();
         let flow = Flow {
-            beside: Beside::Channel(used.channel),
+            beside: ChannelState::Channel(used.channel),
             serving: Some(used.serving),
             ..Flow::new(id, holder, stage, carrier, window_bytes_max)
         };
@@ -347,7 +347,7 @@ impl Flow {
             }
             _ => {
                 self.stage = Stage::Open;
-                self.carrier.tell_result(0)
+                self.carrier.send_result(0)
             }
         }
     }

@@ -32,7 +32,7 @@ pub(super) fn resolve(settings: &Settings) -> Result<Resolved, Error> {
         // If the kernel does not answer, no address counts as the host's.
         let tables = HostTables::here().ok();
         let is_hosts = |ip: IpAddr| {
-            let way = tables.as_ref()?.way_to(ip, None, None).ok()??;
+            let way = tables.as_ref()?.route_to(ip, None, None).ok()??;
             Some(way.is_local)
         };
         settings.addresses.retain(|&(ip, _)| {

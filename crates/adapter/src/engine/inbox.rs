@@ -27,12 +27,12 @@ const FRAME_COST_BYTES: usize = 256;
 pub(super) struct Passed {
     pub(super) bytes: Vec<u8>,
     pub(super) offload: ReceiveOffload,
-    pub(super) errand: Errand,
+    pub(super) purpose: PassPurpose,
 }
 
 /// The purpose for which a frame was passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Errand {
+pub(super) enum PassPurpose {
     /// Handle the frame.
     Handle,
     /// Handle a reassembled frame, which was never on the link in this form.
@@ -141,7 +141,7 @@ impl Drop for Inbox {
 }
 
 impl Door {
-    pub(super) fn tell(&self, command: Command) {
+    pub(super) fn send_command(&self, command: Command) {
         // It fails only when the thread is gone; then its carriers have ended, too.
         if self.commands.send(command).is_ok() {
             self.ring();
@@ -216,7 +216,7 @@ mod tests {
         Passed {
             bytes: vec![0; length],
             offload: ReceiveOffload::default(),
-            errand: Errand::Handle,
+            purpose: PassPurpose::Handle,
         }
     }
 

@@ -276,7 +276,7 @@ impl Link {
     /// The address from which the kernel would send to a remote by this interface; `None` where it
     /// would send by another one, or to itself.
     pub(super) fn source_for(&self, remote: IpAddr) -> Option<IpAddr> {
-        let way = self.tables.as_ref()?.way_to(remote, None, None).ok()??;
+        let way = self.tables.as_ref()?.route_to(remote, None, None).ok()??;
         let is_by_it = !way.is_local && Some(way.interface) == self.interface();
         is_by_it.then_some(way.source)
     }
@@ -285,7 +285,7 @@ impl Link {
     /// would send nothing. If it would use another interface, the next best hop on this one.
     pub(super) fn hop_to(&self, local: IpAddr, remote: IpAddr) -> Option<IpAddr> {
         let (tables, interface) = (self.tables.as_ref()?, self.interface()?);
-        let ask = |by| tables.way_to(remote, Some(local), by).ok().flatten();
+        let ask = |by| tables.route_to(remote, Some(local), by).ok().flatten();
         // A link-local address is meaningful only with an interface.
         let is_link_local = matches!(remote, IpAddr::V6(v6) if v6.is_unicast_link_local());
         let way = ask(is_link_local.then_some(interface))?;

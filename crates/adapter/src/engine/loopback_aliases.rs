@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use toehold_channel::offload::Own;
 
-use super::settings::{Settings, spell};
+use super::settings::{Settings, to_sixteen_bytes};
 
 /// The loopback alias of each address that we have, or ever had.
 pub(super) struct LoopbackAliases {
@@ -46,7 +46,7 @@ impl LoopbackAliases {
 pub(super) fn shown(own: &[(IpAddr, IpAddr)]) -> Vec<Own> {
     let one = |&(ip, alias): &(IpAddr, IpAddr)| match alias {
         IpAddr::V4(alias) if ip != alias => Some(Own {
-            ip: spell(ip),
+            ip: to_sixteen_bytes(ip),
             alias: alias.octets(),
         }),
         _ => None,

@@ -163,13 +163,13 @@ impl std::error::Error for Error {}
 #[derive(Debug)]
 enum Command {
     /// Connect a carrier to its destination, on this thread.
-    Open(Given),
+    Open(ActiveOpen),
     /// A program listens.
     Listen(Arc<ForAll<Listening>>),
     /// A program may have stopped listening.
     LookAtListeners,
     /// A program has changed its liveness settings for a remote.
-    SetLiveness(Manner),
+    SetLiveness(LivenessChange),
     /// The operator has changed the settings.
     Reconfigure(Arc<ForAll<Settings>>),
     /// Send the counts.
@@ -202,7 +202,7 @@ impl<T> ForAll<T> {
 
 /// An active open, for the thread that makes it.
 #[derive(Debug)]
-struct Given {
+struct ActiveOpen {
     request: Request,
     carrier: TcpStream,
     /// Number of threads that could not make it.
@@ -220,7 +220,7 @@ pub(crate) struct Holder {
 
 /// A program's liveness settings for the remote of one of its connections.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Manner {
+pub(crate) struct LivenessChange {
     /// The family of the program.
     pub(crate) family: TableId,
     /// The addresses of the connection, as the program sees them.
@@ -245,20 +245,20 @@ struct Request {
     is_fast_open: bool,
     /// That message comes later: the SYN may wait for it.
     is_deferred: bool,
-    patience: Patience,
+    connect_timeouts: ConnectTimeouts,
 }
 
-/// A program's patience with the remote's first answer, as it was set before the connect.
+/// The time that a program waits for the remote's first answer, as it was set before the connect.
 #[derive(Clone, Copy, Debug, Default)]
-struct Patience {
+struct ConnectTimeouts {
     user_timeout: Option<toehold_tcp::Duration>,
     syn_retries_max: Option<NonZeroU8>,
 }
 
-impl Patience {
-    fn of(preamble: &ConnectPreamble) -> Patience {
+impl ConnectTimeouts {
+    fn of(preamble: &ConnectPreamble) -> ConnectTimeouts {
         let user_timeout = preamble.user_timeout_ms.map(|ms| u64::from(ms.get()));
-        Patience {
+        ConnectTimeouts {
             user_timeout: user_timeout.map(toehold_tcp::Duration::from_millis),
             syn_retries_max: preamble.syn_retries_max,
         }
@@ -367,17 +367,17 @@ impl Engine {
     /// [`toehold_channel::rendezvous::Kind::Listening`].
     pub(crate) fn listen(&self, wanted: Listening) {
         let wanted = ForAll::new(wanted, self.threads.len());
-        self.tell_all(|| Command::Listen(wanted.clone()));
+        self.send_to_all(|| Command::Listen(wanted.clone()));
     }
 
     /// A program reports its liveness settings for a remote.
-    pub(crate) fn set_liveness(&self, manner: Manner) {
-        self.tell_all(|| Command::SetLiveness(manner));
+    pub(crate) fn set_liveness(&self, change: LivenessChange) {
+        self.send_to_all(|| Command::SetLiveness(change));
     }
 
     /// A program may have stopped listening.
     pub(crate) fn look_at_listeners(&self) {
-        self.tell_all(|| Command::LookAtListeners);
+        self.send_to_all(|| Command::LookAtListeners);
     }
 
     /// Begins a capture; the descriptor it is to be read from.
@@ -433,7 +433,7 @@ impl Engine {
         let ports_in_use = host::ports_in_use(&resolved.settings, is_ours);
         self.complaints.extend(ports_in_use);
         let change = ForAll::new(resolved.settings, after.threads);
-        self.tell_all(|| Command::Reconfigure(change.clone()));
+        self.send_to_all(|| Command::Reconfigure(change.clone()));
         self.settings = settings.clone();
         Ok(())
     }
@@ -458,7 +458,7 @@ impl Engine {
     pub(crate) fn report(&self) -> Option<Report> {
         let asked = self.common.doors.iter().map(|door| {
             let (answer, report) = mpsc::sync_channel(1);
-            door.tell(Command::Report(answer));
+            door.send_command(Command::Report(answer));
             report
         });
         let asked: Vec<_> = asked.collect();
@@ -473,16 +473,16 @@ impl Engine {
     }
 
     /// Each thread gets the commands in the same order, and no thread waits for another one.
-    fn tell_all(&self, command: impl Fn() -> Command) {
+    fn send_to_all(&self, command: impl Fn() -> Command) {
         for door in &self.common.doors {
-            door.tell(command());
+            door.send_command(command());
         }
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.tell_all(|| Command::Stop);
+        self.send_to_all(|| Command::Stop);
         for thread in self.threads.drain(..) {
             // If the thread has panicked, that was already reported.
             let _ = thread.join();

@@ -16,11 +16,11 @@
 
 use std::sync::Arc;
 
-use toehold_tcp::{Engine, Instant, ReceiveOffload, Whose};
+use toehold_tcp::{Engine, FrameOwner, Instant, ReceiveOffload};
 
 use super::captures::Captures;
 use super::common::Common;
-use super::inbox::{Door, Errand, Passed};
+use super::inbox::{Door, PassPurpose, Passed};
 use super::memory::Streams;
 
 /// The receivers of frames.
@@ -96,7 +96,7 @@ impl Takers<'_> {
         if self.engine.config().share.count() == 1 {
             return self.handle(now, frame, offload);
         }
-        self.sort(now, frame, offload, (Errand::Handle, Origin::Link));
+        self.sort(now, frame, offload, (PassPurpose::Handle, Origin::Link));
     }
 
     /// Whether frames of the link may be handled together, because no capture needs the effect of
@@ -131,10 +131,10 @@ impl Takers<'_> {
     where
         I: Iterator<Item = (&'f [u8], ReceiveOffload)> + Clone,
     {
-        let own = Whose::Engine(self.engine.config().share.index());
+        let own = FrameOwner::Engine(self.engine.config().share.index());
         let mut taken = 0;
         while !self.passed_on.is_stalled() {
-            let is_own = |(frame, _): &(&[u8], _)| self.engine.whose(frame) == own;
+            let is_own = |(frame, _): &(&[u8], _)| self.engine.frame_owner(frame) == own;
             let run = frames.clone().take_while(is_own).count();
             if run > 0 {
                 let together = frames.clone().take(run);
@@ -145,7 +145,7 @@ impl Takers<'_> {
             let Some((frame, offload)) = frames.next() else {
                 break;
             };
-            self.sort(now, frame, offload, (Errand::Handle, Origin::Link));
+            self.sort(now, frame, offload, (PassPurpose::Handle, Origin::Link));
             taken += 1;
         }
         taken
@@ -153,11 +153,11 @@ impl Takers<'_> {
 
     /// A frame that another thread has given us.
     pub(super) fn take_passed(&mut self, now: Instant, passed: &Passed) {
-        match passed.errand {
-            Errand::Overhear => self.engine.overhear(&passed.bytes),
-            errand => {
-                let errand = (errand, Origin::Thread);
-                self.sort(now, &passed.bytes, passed.offload, errand);
+        match passed.purpose {
+            PassPurpose::Overhear => self.engine.overhear(&passed.bytes),
+            purpose => {
+                let purpose = (purpose, Origin::Thread);
+                self.sort(now, &passed.bytes, passed.offload, purpose);
             }
         }
     }
@@ -169,23 +169,28 @@ impl Takers<'_> {
         now: Instant,
         frame: &[u8],
         offload: ReceiveOffload,
-        (errand, origin): (Errand, Origin),
+        (purpose, origin): (PassPurpose, Origin),
     ) {
         let here = self.engine.config().share.index();
-        match self.engine.whose(frame) {
-            Whose::Engine(there) | Whose::Assembler(there) if there != here => {
-                self.pass(there, frame, offload, (errand, origin));
+        match self.engine.frame_owner(frame) {
+            FrameOwner::Engine(there) | FrameOwner::Assembler(there) if there != here => {
+                self.pass(there, frame, offload, (purpose, origin));
             }
-            Whose::Assembler(_) => self.put_together(now, frame),
+            FrameOwner::Assembler(_) => self.put_together(now, frame),
             whose => {
-                if whose == Whose::Everybody {
+                if whose == FrameOwner::Everybody {
                     let others = 0..self.common.doors.len();
                     for there in others.filter(|there| *there != here) {
-                        self.pass(there, frame, offload, (Errand::Overhear, Origin::Thread));
+                        self.pass(
+                            there,
+                            frame,
+                            offload,
+                            (PassPurpose::Overhear, Origin::Thread),
+                        );
                     }
                 }
-                match errand {
-                    Errand::HandleWhole => {
+                match purpose {
+                    PassPurpose::HandleWhole => {
                         self.engine.handle_frame(now, frame, offload, self.streams);
                     }
                     _ => self.handle(now, frame, offload),
@@ -211,8 +216,8 @@ impl Takers<'_> {
         }
         if let Some(whole) = whole {
             // No link has verified a checksum that spans packets.
-            let errand = (Errand::HandleWhole, Origin::Thread);
-            self.sort(now, &whole, ReceiveOffload::default(), errand);
+            let purpose = (PassPurpose::HandleWhole, Origin::Thread);
+            self.sort(now, &whole, ReceiveOffload::default(), purpose);
         }
     }
 
@@ -221,12 +226,12 @@ impl Takers<'_> {
         there: usize,
         frame: &[u8],
         offload: ReceiveOffload,
-        (errand, origin): (Errand, Origin),
+        (purpose, origin): (PassPurpose, Origin),
     ) {
         let passed = Passed {
             bytes: frame.to_vec(),
             offload,
-            errand,
+            purpose,
         };
         let doors = &self.common.doors;
         match origin {
@@ -405,7 +410,8 @@ mod tests {
             assert_eq!(taken, together.len());
         }
         threads.exchange();
-        let is_here = |frame: &&Vec<u8>| threads.all[0].engine.whose(frame) == Whose::Engine(0);
+        let is_here =
+            |frame: &&Vec<u8>| threads.all[0].engine.frame_owner(frame) == FrameOwner::Engine(0);
         let here = frames.iter().filter(is_here).count() as u64;
         let handled = threads.counts(|counters| counters.segments_received);
         assert_eq!(handled, [here, 200 - here]);
@@ -471,7 +477,7 @@ mod tests {
         let mut threads = Threads::new(2);
         let port = (1..).find(|&port| {
             let frame = threads.packet(port, 0, &syn(port));
-            threads.all[0].engine.whose(&frame) == Whose::Engine(1)
+            threads.all[0].engine.frame_owner(&frame) == FrameOwner::Engine(1)
         });
         let port = port.expect("half of them");
         let mut payload = syn(port);

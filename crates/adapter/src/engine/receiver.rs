@@ -34,7 +34,7 @@ const RUN_BEFORE_GUESSING: u32 = 3;
 
 /// The acts that are allowed with payload before its frame has been handed to the engine.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct May {
+pub(super) struct AllowedPlacement {
     /// Put it where it belongs.
     pub(super) place: bool,
     /// Put it where it probably belongs.
@@ -83,7 +83,7 @@ impl FrameReceiver {
         device: &mut Device,
         now: Instant,
         takers: Takers<'_>,
-        (may, most): (May, usize),
+        (may, most): (AllowedPlacement, usize),
     ) -> usize {
         match device {
             Device::Tap(tap) => self.take_from_tap(tap, now, takers, may).into(),
@@ -102,7 +102,13 @@ impl FrameReceiver {
         }
     }
 
-    fn take_from_tap(&mut self, tap: &Tap, now: Instant, mut takers: Takers<'_>, may: May) -> bool {
+    fn take_from_tap(
+        &mut self,
+        tap: &Tap,
+        now: Instant,
+        mut takers: Takers<'_>,
+        may: AllowedPlacement,
+    ) -> bool {
         let expected = takers.engine.expected(self.headers);
         let guess = expected.filter(|_| may.place && may.guess && self.is_run());
         let room = guess.and_then(|expected| Some((expected, takers.streams.room(expected)?)));
@@ -135,7 +141,7 @@ impl FrameReceiver {
         socket: &mut PacketSocket,
         now: Instant,
         mut takers: Takers<'_>,
-        may: May,
+        may: AllowedPlacement,
     ) -> bool {
         let Some(arrival) = socket.peek() else {
             return false;

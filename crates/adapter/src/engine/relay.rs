@@ -13,7 +13,7 @@ use toehold_tcp::{Engine, Instant};
 use super::carriers::Reusable;
 use super::channels::{ChannelKey, Channels};
 use super::endpoint::Endpoint;
-use super::flow::{Beside, Flow, Opener, ProgramEnding, RemoteEnding, Stage, Window};
+use super::flow::{ChannelState, Flow, Opener, ProgramEnding, RemoteEnding, Stage, Window};
 use super::memory::Streams;
 use super::rings::{RING_BYTES_MAX, RING_BYTES_MIN, STEP_LOG2};
 use super::sys;
@@ -27,7 +27,7 @@ const ANSWER_BYTES: u64 = 1;
 const STEPS_MAX: u32 = 64;
 
 /// The surroundings that a connection's step works with.
-pub(super) struct Around<'a> {
+pub(super) struct StepContext<'a> {
     pub(super) now: Instant,
     pub(super) engine: &'a mut Engine,
     pub(super) streams: &'a mut Streams,
@@ -36,14 +36,14 @@ pub(super) struct Around<'a> {
     pub(super) is_unfinished: bool,
 }
 
-impl<'a> Around<'a> {
+impl<'a> StepContext<'a> {
     pub(super) fn new(
         now: Instant,
         engine: &'a mut Engine,
         streams: &'a mut Streams,
         channels: &'a mut Channels,
-    ) -> Around<'a> {
-        Around {
+    ) -> StepContext<'a> {
+        StepContext {
             now,
             engine,
             streams,
@@ -89,7 +89,7 @@ impl From<Fault> for Gone {
 
 impl Flow {
     /// The remote's bytes, to the program.
-    pub(super) fn deliver(&mut self, cx: &mut Around<'_>) -> Result<Delivery, Gone> {
+    pub(super) fn deliver(&mut self, cx: &mut StepContext<'_>) -> Result<Delivery, Gone> {
         let before = self.taken;
         self.received = cx.streams.copying.copied(self.id, self.arrived);
         let stays_down = self.program.has_finished();
@@ -121,14 +121,14 @@ impl Flow {
             self.bound_window(cx);
         }
         if self.remote == RemoteEnding::Finished && delivery == Delivery::Complete {
-            self.tell_end(cx)?;
+            self.send_end(cx)?;
         }
         Ok(delivery)
     }
 
     /// Tells the program that the remote has finished: by the turn's end if possible, otherwise by
     /// the carrier's end.
-    fn tell_end(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+    fn send_end(&mut self, cx: &mut StepContext<'_>) -> Result<(), Gone> {
         let endpoint = cx.streams.endpoint(self.id);
         let (Some(serving), Some(endpoint)) = (self.serving, endpoint) else {
             return self.end_carrier();
@@ -155,7 +155,7 @@ impl Flow {
     }
 
     /// Moves the remote's stream to the channel before its first byte: true when it is there.
-    pub(super) fn goes_up_at_once(&mut self, cx: &mut Around<'_>) -> bool {
+    pub(super) fn goes_up_at_once(&mut self, cx: &mut StepContext<'_>) -> bool {
         let is_up = matches!(self.go_up(cx, 0), Ok(true));
         if is_up && let Some(endpoint) = cx.streams.endpoint(self.id) {
             endpoint.note_seen(Turn::FIRST);
@@ -190,7 +190,7 @@ impl Flow {
     }
 
     /// Sets the limit of the receive window, if it changes.
-    fn bound_window(&mut self, cx: &mut Around<'_>) {
+    fn bound_window(&mut self, cx: &mut StepContext<'_>) {
         if cx.streams.take_cramped(self.id) {
             return self.narrow_window(cx);
         }
@@ -203,7 +203,7 @@ impl Flow {
 
     /// Makes a window larger that the budget has limited, if there is room now.
     #[cold]
-    fn leave_budget(&mut self, cx: &mut Around<'_>, larger: usize) {
+    fn leave_budget(&mut self, cx: &mut StepContext<'_>, larger: usize) {
         if self.is_up(cx) {
             self.widen_window(cx);
         } else if (cx.streams.rings()).has_room_to_spare(larger, Some(self.holder.client)) {
@@ -214,7 +214,7 @@ impl Flow {
     /// Whether the remote's stream goes to the program's ring. Such bytes need none of our memory,
     /// and the window must not be smaller than the ring: the program rings only when it crosses
     /// half of the ring, so a smaller window would stay closed for ever.
-    pub(super) fn is_up(&self, cx: &mut Around<'_>) -> bool {
+    pub(super) fn is_up(&self, cx: &mut StepContext<'_>) -> bool {
         let endpoint = cx.streams.endpoint(self.id);
         endpoint.is_some_and(|endpoint| endpoint.is_up())
     }
@@ -223,7 +223,7 @@ impl Flow {
     /// the end of a flight cost a timeout. So the window becomes as small as the ring. A stream
     /// that has moved to a channel since then keeps the channel's window.
     #[cold]
-    fn narrow_window(&mut self, cx: &mut Around<'_>) {
+    fn narrow_window(&mut self, cx: &mut StepContext<'_>) {
         if self.is_up(cx) {
             return;
         }
@@ -237,7 +237,7 @@ impl Flow {
 
     /// The budget has room for a ring of this many bytes again.
     #[cold]
-    fn follow_budget(&mut self, cx: &mut Around<'_>, bytes: usize) {
+    fn follow_budget(&mut self, cx: &mut StepContext<'_>, bytes: usize) {
         if bytes >= RING_BYTES_MAX {
             return self.widen_window(cx);
         }
@@ -249,7 +249,7 @@ impl Flow {
 
     /// The program reads: from now on its window may grow as far as the path needs.
     #[cold]
-    fn widen_window(&mut self, cx: &mut Around<'_>) {
+    fn widen_window(&mut self, cx: &mut StepContext<'_>) {
         self.window = Window::Path;
         let Some(info) = cx.engine.info(self.id) else {
             return;
@@ -269,7 +269,7 @@ impl Flow {
         let _ = cx.engine.bound_window(cx.now, self.id, 0, most);
     }
 
-    fn deliver_by_carrier(&mut self, cx: &mut Around<'_>) -> io::Result<Delivery> {
+    fn deliver_by_carrier(&mut self, cx: &mut StepContext<'_>) -> io::Result<Delivery> {
         while self.carrier.is_writable() && self.taken < self.received {
             let parts = cx.streams.arrived(self.id, self.received);
             match self.carrier.write(&parts.map(IoSlice::new))? {
@@ -287,7 +287,7 @@ impl Flow {
         Ok(Delivery::complete_if(self.taken == self.arrived))
     }
 
-    fn deliver_by_ring(&mut self, cx: &mut Around<'_>) -> Result<Delivery, Gone> {
+    fn deliver_by_ring(&mut self, cx: &mut StepContext<'_>) -> Result<Delivery, Gone> {
         let Some(endpoint) = cx.streams.endpoint(self.id) else {
             return Ok(Delivery::Pending);
         };
@@ -319,7 +319,7 @@ impl Flow {
     }
 
     /// Moves the remote's stream to the channel, if that is possible now.
-    fn try_up(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+    fn try_up(&mut self, cx: &mut StepContext<'_>) -> Result<(), Gone> {
         let is_early = cx.streams.has_early(self.id, self.received);
         if !self.is_over() && !is_early {
             self.go_up(cx, self.received)?;
@@ -334,7 +334,7 @@ impl Flow {
 
     /// Moves the remote's stream from `next` on to the channel, if there is one that wants it: true
     /// when it did.
-    fn go_up(&self, cx: &mut Around<'_>, next: u64) -> Result<bool, Gone> {
+    fn go_up(&self, cx: &mut StepContext<'_>, next: u64) -> Result<bool, Gone> {
         let endpoint = cx.streams.endpoint(self.id);
         let endpoint = endpoint.filter(|endpoint| !endpoint.is_unwanted());
         if let Some(endpoint) = endpoint
@@ -352,7 +352,7 @@ impl Flow {
     /// Moves the remote's stream back to the carrier: all unpublished bytes, and those that the
     /// program asks for again. (A program that goes back to the kernel may no longer look at its
     /// ring.)
-    fn go_down(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+    fn go_down(&mut self, cx: &mut StepContext<'_>) -> Result<(), Gone> {
         let is_open = self.is_carrier_open();
         let Some(endpoint) = cx.streams.endpoint(self.id) else {
             return Ok(());
@@ -374,7 +374,7 @@ impl Flow {
     }
 
     /// The program's bytes, to the engine.
-    pub(super) fn collect(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+    pub(super) fn collect(&mut self, cx: &mut StepContext<'_>) -> Result<(), Gone> {
         let before = self.published;
         let was_finished = self.program.has_finished();
         let result = self.give_back(cx).and_then(|()| self.take_in(cx));
@@ -387,7 +387,7 @@ impl Flow {
             if !self.remote.has_finished() && !self.program.has_closed() {
                 // Only the kernel knows whether the program has closed or still reads, and the
                 // remote may never finish.
-                let _ = sys::tell_when_gone(&self.carrier.socket);
+                let _ = sys::report_peer_close(&self.carrier.socket);
             }
         }
         result
@@ -395,7 +395,7 @@ impl Flow {
 
     /// The program has reset its carrier. With a kernel connection, the bytes that it sent before
     /// would already be under way, ahead of the reset.
-    pub(super) fn collect_last_words(&mut self, cx: &mut Around<'_>) {
+    pub(super) fn collect_last_words(&mut self, cx: &mut StepContext<'_>) {
         let before = self.program;
         self.carrier.note_readable();
         // If it also wrote invalid words, there are no more bytes to take.
@@ -408,7 +408,7 @@ impl Flow {
     /// The program is gone, by a reset of the carrier or by its own words. False when it means a
     /// reset; true when it had closed in order before, or was killed with no bytes unread. The
     /// bytes that it published before must still be sent.
-    pub(super) fn depart(&mut self, cx: &mut Around<'_>, is_reset: bool) -> bool {
+    pub(super) fn depart(&mut self, cx: &mut StepContext<'_>, is_reset: bool) -> bool {
         let (published, got, sent) = (self.published, self.carrier.got, self.carrier.sent);
         let Some(endpoint) = cx
             .streams
@@ -436,7 +436,7 @@ impl Flow {
     /// read the answer to its `connect`: the urgent byte was unread when it closed or ended. That
     /// counts as an end in order, after the bytes of an opening message. (A program that aborts
     /// with `SO_LINGER` before the remote has sent anything cannot be distinguished from this.)
-    pub(super) fn departs_unheard(&mut self, cx: &mut Around<'_>) -> bool {
+    pub(super) fn departs_unheard(&mut self, cx: &mut StepContext<'_>) -> bool {
         let is_unheard = self.opens_by_message && self.carrier.sent == ANSWER_BYTES;
         if is_unheard {
             if !self.program.has_finished() {
@@ -449,13 +449,13 @@ impl Flow {
 
     /// The program has closed in order, but its carrier goes on without the connection, so no end
     /// comes on it.
-    pub(super) fn depart_from_carrier(&mut self, cx: &mut Around<'_>) {
+    pub(super) fn depart_from_carrier(&mut self, cx: &mut StepContext<'_>) {
         self.note_last_taken(cx);
         self.program = ProgramEnding::LeftCarrier;
     }
 
     /// The program is gone: records how much it had read.
-    fn note_last_taken(&mut self, cx: &mut Around<'_>) {
+    fn note_last_taken(&mut self, cx: &mut StepContext<'_>) {
         let endpoint = cx.streams.endpoint(self.id);
         if let Some(Ok(taken)) = endpoint.map(|endpoint| endpoint.consumed()) {
             self.taken = taken.max(self.taken);
@@ -490,7 +490,7 @@ impl Flow {
         })
     }
 
-    pub(super) fn give_back(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+    pub(super) fn give_back(&mut self, cx: &mut StepContext<'_>) -> Result<(), Gone> {
         let acknowledged = self.acknowledged;
         if acknowledged == self.published {
             cx.streams.sent_all(self.id);
@@ -500,7 +500,7 @@ impl Flow {
         if wants { self.notify(cx) } else { Ok(()) }
     }
 
-    fn take_in(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+    fn take_in(&mut self, cx: &mut StepContext<'_>) -> Result<(), Gone> {
         // After the carrier's end nothing more can come on it.
         let mut seen = Seen::Unseen;
         for _ in 0..STEPS_MAX {
@@ -587,7 +587,7 @@ impl Flow {
     /// Makes a full send ring larger if the remote would take more; false otherwise. As on Linux
     /// (`tcp_sndbuf_expand`), up to twice the congestion window is kept for the remote.
     #[cold]
-    fn grow_to_send(&self, cx: &mut Around<'_>) -> bool {
+    fn grow_to_send(&self, cx: &mut StepContext<'_>) -> bool {
         let Some(info) = cx.engine.info(self.id) else {
             return false;
         };
@@ -599,7 +599,7 @@ impl Flow {
     }
 
     /// Makes the program notice news or room in a ring, or a connection in its queue.
-    pub(super) fn notify(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+    pub(super) fn notify(&mut self, cx: &mut StepContext<'_>) -> Result<(), Gone> {
         let Some(channel) = self.beside.channel() else {
             return Ok(());
         };
@@ -638,7 +638,7 @@ impl Flow {
     }
 
     /// Asks for a channel once there has been some traffic; gives up a channel that is wanted back.
-    pub(super) fn consider_channel(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+    pub(super) fn consider_channel(&mut self, cx: &mut StepContext<'_>) -> Result<(), Gone> {
         if self.program.has_departed() {
             return Ok(());
         }
@@ -646,14 +646,14 @@ impl Flow {
             self.look_at_rate(cx);
         }
         let wants_channel = !self.is_over() && !self.outgrows_channel;
-        if self.beside == Beside::Nothing && wants_channel && self.has_traffic() {
+        if self.beside == ChannelState::Nothing && wants_channel && self.has_traffic() {
             // If the daemon is too busy, or the channel is wanted back later, as much traffic is
             // needed again before the next request.
             self.count_anew();
             if let Ok(ends) = self.carrier.ends() {
                 let flow = self.id.index() as u32;
                 let is_accepted = self.opener == Opener::Program;
-                self.beside = Beside::asked(cx.channels.ask(flow, ends, is_accepted));
+                self.beside = ChannelState::asked(cx.channels.ask(flow, ends, is_accepted));
             }
         }
         let endpoint = cx
@@ -683,7 +683,7 @@ impl Flow {
         let (window_log2, most_log2) = tcp_config::first_and_largest_log2(info, is_of_reader);
         let (_, slot) = key.place;
         endpoint.attach(slot, window_log2, most_log2);
-        self.beside = Beside::Channel(key);
+        self.beside = ChannelState::Channel(key);
         if self.outgrows_channel {
             endpoint.recall();
         } else if is_of_reader {
@@ -696,7 +696,7 @@ impl Flow {
     /// Estimates the bytes in flight from the rate. A connection with more bytes in flight than a
     /// channel holds is served by the carrier, whose rings may be as large as the largest window.
     #[cold]
-    fn look_at_rate(&mut self, cx: &mut Around<'_>) {
+    fn look_at_rate(&mut self, cx: &mut StepContext<'_>) {
         let moved = self.acknowledged + self.taken;
         let bytes = moved - std::mem::replace(&mut self.moved, moved);
         let span = cx.now.since(std::mem::replace(&mut self.moved_at, cx.now));
@@ -744,10 +744,10 @@ impl Flow {
             endpoint.refuse();
             streams.set_endpoint(self.id, None);
         }
-        match std::mem::replace(&mut self.beside, Beside::Nothing) {
-            Beside::Nothing => None,
-            Beside::Asked { entry } => Some((entry, None)),
-            Beside::Channel(key) => Some((key.entry, Some(key.place))),
+        match std::mem::replace(&mut self.beside, ChannelState::Nothing) {
+            ChannelState::Nothing => None,
+            ChannelState::Asked { entry } => Some((entry, None)),
+            ChannelState::Channel(key) => Some((key.entry, Some(key.place))),
         }
     }
 }

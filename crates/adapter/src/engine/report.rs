@@ -11,7 +11,7 @@ pub(crate) struct Report {
     pub(crate) link: String,
     /// The link's mode, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) link_manner: Option<&'static str>,
+    pub(crate) link_mode: Option<&'static str>,
     pub(crate) addresses: Vec<String>,
     /// The addresses that are shared with the host.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -25,7 +25,7 @@ use super::carriers::Carriers;
 use super::channels::{Accepting, ChannelKey, Channels};
 use super::clients::Unchanging;
 use super::common::Common;
-use super::flow::{Beside, Flow, Opener, Stage, errno_of, is_silence};
+use super::flow::{ChannelState, Flow, Opener, Stage, errno_of, is_silence};
 use super::inbox::Inbox;
 use super::link::Link;
 use super::listeners::Listeners;
@@ -34,8 +34,8 @@ use super::memory::Streams;
 use super::passing::{PassedOn, Takers};
 use super::poller::{self, Poller, Source};
 use super::ports::Ports;
-use super::receiver::{FrameReceiver, May};
-use super::relay::Around;
+use super::receiver::{AllowedPlacement, FrameReceiver};
+use super::relay::StepContext;
 use super::report::Report;
 use super::settings::{ByDestination, Settings};
 use super::spinning::Spinning;
@@ -236,7 +236,7 @@ impl Runner {
             self.prune();
             self.transmit();
             // The next hop may be a neighbour that has to be found.
-            if self.find_ways() {
+            if self.find_next_hops() {
                 self.transmit();
             }
             if self.find_neighbours() {
@@ -360,7 +360,7 @@ impl Runner {
             let slot = offer.flow;
             let flow = flows.get_mut(slot as usize).and_then(Option::as_mut);
             let entry = offer.entry;
-            let asked = |flow: &&mut Flow| flow.beside == Beside::Asked { entry };
+            let asked = |flow: &&mut Flow| flow.beside == ChannelState::Asked { entry };
             let Some(flow) = flow.filter(asked) else {
                 return;
             };
@@ -430,7 +430,7 @@ impl Runner {
         let mut taken = 0;
         while taken < self.batch {
             let now = self.now();
-            let may = May {
+            let may = AllowedPlacement {
                 place: self.splits_headers && !self.common.captures.is_watched(),
                 guess: is_one,
             };
@@ -575,7 +575,7 @@ impl Runner {
                 self.show_cookie(id);
             }
             let Some(flow) = self.flow(id) else { return };
-            let _ = flow.carrier.tell_result(errno_of(reason));
+            let _ = flow.carrier.send_result(errno_of(reason));
             self.remove(id.index());
         }
     }
@@ -597,7 +597,7 @@ impl Runner {
         };
         flow.is_due = false;
         let (engine, streams) = (&mut self.engine, &mut self.streams);
-        let mut around = Around::new(now, engine, streams, &mut self.channels);
+        let mut around = StepContext::new(now, engine, streams, &mut self.channels);
         let seed = flow.serving.filter(|_| flow.is_seed());
         let next = flow.advance(&mut around);
         let is_unfinished = around.is_unfinished;

@@ -61,7 +61,7 @@ pub use self::copy_engine::CopyEngine;
 pub use self::device::{Device, DeviceKind};
 pub use self::draft::Draft;
 pub use self::error::SettingsError;
-pub(crate) use self::rule::{prefix, rule_of, spell};
+pub(crate) use self::rule::{prefix, rule_of, to_sixteen_bytes};
 pub use self::share::Share;
 pub(super) use self::value::name_of;
 

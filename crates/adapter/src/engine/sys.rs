@@ -93,7 +93,7 @@ pub(super) fn reset_when_closed(socket: &impl AsFd, reset: bool) -> io::Result<(
 
 /// Makes a socket report an error once the other end is closed and the kernel no longer waits for
 /// our end of the stream (`tcp_fin_timeout`, tcp(7)).
-pub(super) fn tell_when_gone(socket: &impl AsFd) -> io::Result<()> {
+pub(super) fn report_peer_close(socket: &impl AsFd) -> io::Result<()> {
     let idle = Duration::from_secs(fin_timeout_seconds() + 1);
     sockopt::set_tcp_keepidle(socket, idle)?;
     sockopt::set_tcp_keepintvl(socket, GONE_PROBE_INTERVAL)?;

@@ -9,7 +9,7 @@ use toehold_tcp::{
 };
 
 use super::endpoint::{FIRST_WINDOW_LOG2, LONG_WINDOW_LOG2, WINDOW_LOG2};
-use super::settings::{ConnectionSettings, DeviceKind, Settings, spell};
+use super::settings::{ConnectionSettings, DeviceKind, Settings, to_sixteen_bytes};
 
 /// The largest segment that we give to the link to split: an IP packet has 16 bits for its length.
 pub(super) const LARGE_SEGMENT_BYTES: u32 = 64_000;
@@ -40,7 +40,7 @@ pub(super) fn routes(settings: &Settings) -> Vec<Route> {
 /// since neighbours remember it.
 pub(super) fn mac(settings: &Settings) -> [u8; 6] {
     let (first, _) = settings.addresses[0];
-    let [.., a, b, c, d] = spell(first);
+    let [.., a, b, c, d] = to_sixteen_bytes(first);
     [0x02, 0x54, a, b, c, d]
 }
 
@@ -78,7 +78,7 @@ pub(super) fn config(settings: &Settings, mac: [u8; 6], mtu: u16, share: Share) 
         advertisements_per_second_max: config.advertisements_per_second_max / engines,
         cookies_per_second_max: config.cookies_per_second_max / engines,
         routes: routes(settings),
-        asks_ways: !settings.shares.is_empty(),
+        asks_next_hops: !settings.shares.is_empty(),
         offload: offload(settings),
         addresses,
         ..config

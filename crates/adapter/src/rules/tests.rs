@@ -302,7 +302,7 @@ fn a_family_uses_express_as_the_first_rule_says_that_matches_one_of_it() {
         let found = rules.express(family);
         found.map(|(rule, is_on)| (rule.origin.line, is_on))
     };
-    assert!(rules.speak_of_programs());
+    assert!(rules.has_program_option_rule());
     assert_eq!(express(&[program(0)]), Some((3, true)));
     assert_eq!(express(&[program(0), program(33)]), Some((2, false)));
     assert_eq!(express(&[]), None);

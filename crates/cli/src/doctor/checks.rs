@@ -386,7 +386,7 @@ mod tests {
         let refused = io::Error::from_raw_os_error(libc::ENOPROTOOPT);
         let check = namespace_cookie(Err(refused));
         assert_eq!(check.state, super::super::State::Warn);
-        assert!(super::super::unmet(&[check]).is_none());
+        assert!(super::super::first_failed(&[check]).is_none());
     }
 
     #[test]

@@ -79,14 +79,14 @@ struct Bench {
 
 /// The engine that copies.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Hand {
+enum Copier {
     Cpu,
     CpuNt,
     Engine,
 }
 
 /// Time is up.
-struct TooLate;
+struct OutOfTime;
 
 impl Bench {
     fn new(deadline: Instant) -> std::io::Result<Bench> {
@@ -174,7 +174,7 @@ impl Bench {
             for (streams, took) in [4, 1].into_iter().zip(&mut took) {
                 nontemporal::set_streams(streams);
                 self.prepare(STREAM_BYTES, false);
-                took.push(self.bare(Hand::CpuNt, STREAM_BYTES));
+                took.push(self.bare(Copier::CpuNt, STREAM_BYTES));
             }
         }
         let [four, one] = took.map(middle);
@@ -182,22 +182,22 @@ impl Bench {
     }
 
     /// Measures the time of a copy by itself.
-    fn curves(&mut self, point: &mut Point) -> Result<(), TooLate> {
+    fn curves(&mut self, point: &mut Point) -> Result<(), OutOfTime> {
         let bytes = point.bytes;
         let [hot, cold, nt_hot, nt_cold, engine_hot, engine_cold] = self.medians(
             bytes,
             [
-                (Hand::Cpu, true),
-                (Hand::Cpu, false),
-                (Hand::CpuNt, true),
-                (Hand::CpuNt, false),
-                (Hand::Engine, true),
-                (Hand::Engine, false),
+                (Copier::Cpu, true),
+                (Copier::Cpu, false),
+                (Copier::CpuNt, true),
+                (Copier::CpuNt, false),
+                (Copier::Engine, true),
+                (Copier::Engine, false),
             ],
             |bench, (hand, is_hot)| {
                 bench.prepare(bytes, is_hot);
                 match hand {
-                    Hand::Engine => bench.job(hand, bytes, Flags::NONE, 0),
+                    Copier::Engine => bench.job(hand, bytes, Flags::NONE, 0),
                     _ if is_hot => bench.bare_repeatedly(hand, bytes),
                     _ => bench.bare(hand, bytes),
                 }
@@ -216,21 +216,21 @@ impl Bench {
     }
 
     /// Measures the time of a copy together with as much other work as a cold `memcpy`.
-    fn jobs(&mut self, point: &mut Point) -> Result<(), TooLate> {
+    fn jobs(&mut self, point: &mut Point) -> Result<(), OutOfTime> {
         let bytes = point.bytes;
         let turns = (point.cold_ns / self.turn_ns) as u64;
         let cold_hand = match point.nt_cold_ns < point.cold_ns && bytes >= NT_BYTES_MIN {
-            true => Hand::CpuNt,
-            false => Hand::Cpu,
+            true => Copier::CpuNt,
+            false => Copier::Cpu,
         };
         let mut jobs = |flags, cold_hand| {
             let [hand_hot_ns, hand_cold_ns, engine_hot_ns, engine_cold_ns] = self.medians(
                 bytes,
                 [
-                    (Hand::Cpu, true),
+                    (Copier::Cpu, true),
                     (cold_hand, false),
-                    (Hand::Engine, true),
-                    (Hand::Engine, false),
+                    (Copier::Engine, true),
+                    (Copier::Engine, false),
                 ],
                 |bench, (hand, is_hot)| {
                     bench.prepare(bytes, is_hot);
@@ -245,7 +245,7 @@ impl Bench {
             })
         };
         point.outward = jobs(Flags::NONE, cold_hand)?;
-        point.inward = jobs(Flags::CACHE, Hand::Cpu)?;
+        point.inward = jobs(Flags::CACHE, Copier::Cpu)?;
         Ok(())
     }
 
@@ -256,12 +256,12 @@ impl Bench {
         bytes: usize,
         ways: [W; N],
         mut sample: impl FnMut(&mut Bench, W) -> Duration,
-    ) -> Result<[f64; N], TooLate> {
+    ) -> Result<[f64; N], OutOfTime> {
         let mut samples = ways.map(|_| Vec::new());
         for _ in 0..rounds(bytes) {
             for (&way, samples) in ways.iter().zip(&mut samples) {
                 if Instant::now() > self.deadline {
-                    return Err(TooLate);
+                    return Err(OutOfTime);
                 }
                 samples.push(sample(self, way));
             }
@@ -285,14 +285,14 @@ impl Bench {
         }
     }
 
-    fn bare(&mut self, hand: Hand, bytes: usize) -> Duration {
+    fn bare(&mut self, hand: Copier, bytes: usize) -> Duration {
         let begin = Instant::now();
         self.bare_untimed(hand, bytes);
         begin.elapsed()
     }
 
     /// Times several repetitions, for a copy that is too short for the clock.
-    fn bare_repeatedly(&mut self, hand: Hand, bytes: usize) -> Duration {
+    fn bare_repeatedly(&mut self, hand: Copier, bytes: usize) -> Duration {
         let repeats = (16384 / bytes).clamp(1, 16) as u32;
         let begin = Instant::now();
         for _ in 0..repeats {
@@ -301,12 +301,12 @@ impl Bench {
         begin.elapsed() / repeats
     }
 
-    fn bare_untimed(&mut self, hand: Hand, bytes: usize) {
+    fn bare_untimed(&mut self, hand: Copier, bytes: usize) {
         let (source, target) = (self.source.as_ptr(), self.target.as_mut_ptr());
         // SAFETY: no length is more than the buffers hold.
         unsafe {
             match hand {
-                Hand::CpuNt => copy_nontemporal(source, target, bytes),
+                Copier::CpuNt => copy_nontemporal(source, target, bytes),
                 _ => from_shared(source, target, bytes),
             }
         }
@@ -314,19 +314,19 @@ impl Bench {
 
     /// A copy through a channel, work meanwhile, and, where the target is to be in the cache, a
     /// pass over it.
-    fn job(&mut self, hand: Hand, bytes: usize, flags: Flags, turns: u64) -> Duration {
+    fn job(&mut self, hand: Copier, bytes: usize, flags: Flags, turns: u64) -> Duration {
         let operation =
             Operation::copy(self.source.as_ptr(), self.target.as_mut_ptr(), bytes).with(flags);
         let nudge = Operation::fill(self.nudged.as_mut_ptr(), LINE_BYTES, 0);
         let channel = match hand {
-            Hand::Cpu => &mut self.cpu,
-            Hand::CpuNt => &mut self.cpu_nt,
-            Hand::Engine => match &mut self.engine {
+            Copier::Cpu => &mut self.cpu,
+            Copier::CpuNt => &mut self.cpu_nt,
+            Copier::Engine => match &mut self.engine {
                 Some(channel) => channel,
                 None => return Duration::ZERO,
             },
         };
-        if hand == Hand::Engine {
+        if hand == Copier::Engine {
             finish(channel, nudge, 0);
         }
         let begin = Instant::now();
@@ -344,7 +344,7 @@ impl Bench {
             return 0.0;
         };
         let sample = || {
-            std::thread::sleep(ASLEEP_AFTER);
+            std::thread::sleep(WORKER_SLEEPS_AFTER);
             // SAFETY: the buffer outlives the wait.
             let cookie = unsafe { channel.submit(operation) }.expect("the channel is empty");
             let begin = Instant::now();
@@ -457,7 +457,7 @@ const STREAM_ROUNDS: usize = 7;
 const PROBE_TURNS: u64 = 5_000;
 
 /// Longer than a worker spins.
-const ASLEEP_AFTER: Duration = Duration::from_micros(300);
+const WORKER_SLEEPS_AFTER: Duration = Duration::from_micros(300);
 
 const LINE_BYTES: usize = 64;
 

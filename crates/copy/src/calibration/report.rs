@@ -10,7 +10,7 @@ pub fn calibration_report() -> String {
     let (calibration, notes) = Calibration::of_this_machine();
     let mut text = render(&calibration);
     text.push_str("engines\n");
-    for engine in crate::open::survey() {
+    for engine in crate::open::list_engines() {
         let missing = engine
             .missing
             .map_or(String::new(), |why| format!(": not here, {why}"));

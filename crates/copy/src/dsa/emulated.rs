@@ -11,9 +11,9 @@ use std::thread::JoinHandle;
 use super::descriptor::{Descriptor, Record, opcode, status};
 use super::portal::{Portal, PortalError};
 
-/// The troubles of the emulated device.
+/// The faults of the emulated device.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Temper {
+pub struct DeviceFaults {
     /// Descriptors its queue holds; zero for 32.
     pub queue: usize,
     /// Every `fault_every`-th descriptor meets a missing page, part of the way; zero for never.
@@ -28,7 +28,7 @@ pub struct Temper {
 
 /// The device, seen from its portal.
 pub struct Emulated {
-    temper: Temper,
+    faults: DeviceFaults,
     queue: Option<Sender<Descriptor>>,
     in_queue: Arc<AtomicUsize>,
     is_dead: Arc<AtomicBool>,
@@ -37,7 +37,7 @@ pub struct Emulated {
 
 impl Emulated {
     /// A device with these faults.
-    pub fn new(temper: Temper) -> Emulated {
+    pub fn new(faults: DeviceFaults) -> Emulated {
         let (sender, receiver) = channel::<Descriptor>();
         let in_queue = Arc::new(AtomicUsize::new(0));
         let is_dead = Arc::new(AtomicBool::new(false));
@@ -45,18 +45,18 @@ impl Emulated {
         let (left, dead) = (Arc::clone(&in_queue), Arc::clone(&is_dead));
         let thread = std::thread::spawn(move || {
             for (number, descriptor) in (1..).zip(receiver) {
-                if temper.dies_after != 0 && number > temper.dies_after {
+                if faults.dies_after != 0 && number > faults.dies_after {
                     dead.store(true, Ordering::Relaxed);
                     return;
                 }
                 // SAFETY: the submitter vouches for the descriptor's memory until the record is
                 // written.
-                unsafe { perform(&descriptor, number, temper) };
+                unsafe { perform(&descriptor, number, faults) };
                 left.fetch_sub(1, Ordering::Relaxed);
             }
         });
         Emulated {
-            temper,
+            faults,
             queue: Some(sender),
             in_queue,
             is_dead,
@@ -67,10 +67,10 @@ impl Emulated {
 
 impl Portal for Emulated {
     unsafe fn submit(&mut self, descriptor: &Descriptor) -> Result<(), PortalError> {
-        let room = if self.temper.queue == 0 {
+        let room = if self.faults.queue == 0 {
             32
         } else {
-            self.temper.queue
+            self.faults.queue
         };
         if self.in_queue.load(Ordering::Relaxed) >= room {
             return Err(PortalError::Busy);
@@ -98,13 +98,13 @@ impl Drop for Emulated {
 /// # Safety
 ///
 /// The descriptor's memory and record are valid and nobody else's.
-unsafe fn perform(descriptor: &Descriptor, number: usize, temper: Temper) {
+unsafe fn perform(descriptor: &Descriptor, number: usize, faults: DeviceFaults) {
     let is_every = |every: usize| every != 0 && number.is_multiple_of(every);
     let len = descriptor.len as usize;
     let (mut code, mut bytes, mut address) = (status::SUCCESS, len, 0);
-    if is_every(temper.error_every) {
+    if is_every(faults.error_every) {
         (code, bytes) = (status::BAD_OPCODE, 0);
-    } else if is_every(temper.fault_every) {
+    } else if is_every(faults.fault_every) {
         (code, bytes) = (status::PAGE_FAULT_NOBOF, len / 2);
         address = descriptor.target + bytes as u64;
     }
@@ -124,7 +124,7 @@ unsafe fn perform(descriptor: &Descriptor, number: usize, temper: Temper) {
         }
         _ => code = status::BAD_OPCODE,
     }
-    let bytes_reported = if temper.exaggerates {
+    let bytes_reported = if faults.exaggerates {
         u32::MAX
     } else {
         bytes as u32

@@ -25,7 +25,7 @@ mod probe;
 
 use std::sync::atomic::{AtomicU8, Ordering::Acquire};
 
-pub use self::emulated::{Emulated, Temper};
+pub use self::emulated::{DeviceFaults, Emulated};
 pub use self::portal::{Portal, PortalError};
 pub use self::probe::{Found, probe};
 

@@ -257,7 +257,11 @@ impl<T: Copy> Queue<T> {
             return;
         }
         // Without a fence the gate can miss a wake-up, so the sleep has a limit.
-        let timeout_ns = if is_ordered { u64::MAX } else { NAP_NS };
+        let timeout_ns = if is_ordered {
+            u64::MAX
+        } else {
+            WAKE_DELAY_NS_MAX
+        };
         while gate.word.load(Relaxed) == 1 {
             gate.sleep(1, timeout_ns);
             if !is_ordered {
@@ -284,7 +288,7 @@ impl Spins {
 
     /// Spins until there is news. False when there was none.
     fn until(&mut self, idle: &Idle, has_news: impl Fn() -> bool) -> bool {
-        while !self.now.is_zero() && idle.lasted() < self.now {
+        while !self.now.is_zero() && idle.elapsed() < self.now {
             for _ in 0..CLOCK_LOOKS {
                 if has_news() {
                     return true;
@@ -298,7 +302,7 @@ impl Spins {
     /// Adapts the spin time after a sleep. The idle time includes the wake-up, which can be most of
     /// it.
     fn learn(&mut self, idle: &Idle, may_help: bool) {
-        self.now = match idle.lasted() < 4 * self.max {
+        self.now = match idle.elapsed() < 4 * self.max {
             _ if !may_help => Duration::ZERO,
             true => self.max,
             false => self.max / 16,
@@ -317,7 +321,7 @@ impl Idle {
         )
     }
 
-    fn lasted(&self) -> Duration {
+    fn elapsed(&self) -> Duration {
         #[cfg(not(loom))]
         return self.0.elapsed();
         #[cfg(loom)]
@@ -330,4 +334,4 @@ impl Idle {
 const CLOCK_LOOKS: u32 = 16;
 
 /// The longest delay of a wake-up if the kernel does not provide the fence.
-const NAP_NS: u64 = 1_000_000;
+const WAKE_DELAY_NS_MAX: u64 = 1_000_000;

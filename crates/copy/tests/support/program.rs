@@ -3,8 +3,8 @@
 //! fuzzer share this file.
 
 use toehold_copy::{
-    Channel, Cookie, Cpu, CpuNt, Faulty, Flags, Mischief, Operation, Status, SubmitError, Waiting,
-    crc32c,
+    Channel, Cookie, Cpu, CpuNt, Faulty, Flags, InjectedFaults, Operation, Status, SubmitError,
+    Waiting, crc32c,
 };
 
 /// Bytes that choose the engine.
@@ -56,7 +56,7 @@ fn channel(header: &[u8; HEADER_BYTES]) -> Channel {
         0 => Channel::new(Cpu::new(), ENTRIES),
         1 => Channel::new(CpuNt::new(), ENTRIES),
         _ => Channel::new(
-            Faulty::new(Mischief {
+            Faulty::new(InjectedFaults {
                 seed: u64::from(header[1]) << 8 | u64::from(header[2]),
                 delay_polls_max: number(3) % 6,
                 reorder: header[4] % 2 == 1,

@@ -8,7 +8,7 @@
 //!
 //! A process that is stopped, or that ends slowly, still holds the BPF program, and a request for a
 //! connection would get no answer. So each thread of the engine reports every second that it is
-//! awake ([`PortTable::note_awake`]). If one thread has not reported for [`SILENCE_MAX`], new
+//! awake ([`PortTable::record_heartbeat`]). If one thread has not reported for [`SILENCE_MAX`], new
 //! connections are the kernel's.
 
 pub(crate) mod program;
@@ -83,7 +83,7 @@ impl PortTable {
     ///
     /// # Errors
     /// The error of bpf(2).
-    pub fn note_awake(&self, thread: usize) -> io::Result<()> {
+    pub fn record_heartbeat(&self, thread: usize) -> io::Result<()> {
         let now = clock_gettime(ClockId::Monotonic);
         let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32);
         let mut all = self.awake_until.lock().expect("nobody panics with it");

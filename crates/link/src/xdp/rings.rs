@@ -8,11 +8,12 @@
 //!
 //! | word | writer | reader | ordering |
 //! |---|---|---|---|
-//! | `producer` of fill, transmit | we | kernel | Release, pairs with its acquire: entries are there before the count |
-//! | `consumer` of fill, transmit | kernel | we | Acquire: it has read an entry before we write over it |
-//! | `producer` of receive, completion | kernel | we | Acquire: entries, and the frames they are about, are there |
-//! | `consumer` of receive, completion | we | kernel | Release: we have read an entry before it is written over |
-//! | `flags` | kernel | we | Relaxed, after a full fence behind our `producer`: one of both sees the other's |
+//! | `producer` of fill, transmit | we | kernel | Release, pairs with its acquire: entries are
+//! there before the count | | `consumer` of fill, transmit | kernel | we | Acquire: it has read an
+//! entry before we write over it | | `producer` of receive, completion | kernel | we | Acquire:
+//! entries, and the frames they are about, are there | | `consumer` of receive, completion | we |
+//! kernel | Release: we have read an entry before it is written over | | `flags` | kernel | we |
+//! Relaxed, after a full fence behind our `producer`: one of both sees the other's |
 
 use std::io;
 use std::marker::PhantomData;
@@ -27,10 +28,10 @@ use crate::mapping::Mapping;
 
 /// Stores a count of ours. Pairs with the kernel's load in `__xskq_cons_peek` (of what we produce)
 /// or `xskq_prod_nb_free` (of what we consume).
-const TOLD: Ordering = Ordering::Release;
+const RELEASE: Ordering = Ordering::Release;
 /// Loads a count of the kernel's. Pairs with its store in `__xskq_prod_submit` (of what it
 /// produces) or `__xskq_cons_release` (of what it consumes).
-const SEEN: Ordering = Ordering::Acquire;
+const ACQUIRE: Ordering = Ordering::Acquire;
 
 /// The kind of a ring.
 #[derive(Clone, Copy, Debug)]
@@ -163,7 +164,7 @@ impl<T: Copy> Producer<T> {
     #[inline]
     pub(super) fn push(&mut self, entry: T) -> bool {
         if self.next.wrapping_sub(self.consumed) == self.ring.size {
-            self.consumed = self.ring.consumer().load(SEEN);
+            self.consumed = self.ring.consumer().load(ACQUIRE);
             if self.next.wrapping_sub(self.consumed) == self.ring.size {
                 return false;
             }
@@ -177,12 +178,12 @@ impl<T: Copy> Producer<T> {
 
     #[inline]
     pub(super) fn publish(&mut self) {
-        self.ring.producer().store(self.next, TOLD);
+        self.ring.producer().store(self.next, RELEASE);
     }
 
     /// Entries that the kernel has not taken.
     pub(super) fn waiting(&mut self) -> u32 {
-        self.consumed = self.ring.consumer().load(SEEN);
+        self.consumed = self.ring.consumer().load(ACQUIRE);
         self.next.wrapping_sub(self.consumed)
     }
 
@@ -217,8 +218,8 @@ impl<T: Copy> Consumer<T> {
     pub(super) fn peek(&mut self) -> Option<T> {
         if self.next == self.produced {
             let ring = &self.ring;
-            ring.consumer().store(self.next, TOLD);
-            self.produced = ring.producer().load(SEEN);
+            ring.consumer().store(self.next, RELEASE);
+            self.produced = ring.producer().load(ACQUIRE);
             if self.next == self.produced {
                 return None;
             }
@@ -236,8 +237,8 @@ impl<T: Copy> Consumer<T> {
     /// Looks for more entries than [`Consumer::known`] counts. Gives the places of the taken
     /// entries back to the kernel.
     pub(super) fn look(&mut self) {
-        self.ring.consumer().store(self.next, TOLD);
-        self.produced = self.ring.producer().load(SEEN);
+        self.ring.consumer().store(self.next, RELEASE);
+        self.produced = self.ring.producer().load(ACQUIRE);
     }
 
     /// The entry that is `ahead` entries after the next; `None` if `ahead` is not less than

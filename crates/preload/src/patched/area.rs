@@ -54,10 +54,10 @@ const UNUSED: u64 = u64::MAX;
 const FREE: u64 = 0;
 
 /// A thread that finds or takes an area in the list sees its words. Release pairs with Acquire in
-/// `take_used` ([`SEES`]).
-const PUBLISHES: Ordering = Ordering::Release;
-/// Acquire pairs with the Release of [`PUBLISHES`] in `take`, `give_back` and `claim`.
-const SEES: Ordering = Ordering::Acquire;
+/// `take_used` ([`AREA_ACQUIRE`]).
+const AREA_RELEASE: Ordering = Ordering::Release;
+/// Acquire pairs with the Release of [`AREA_RELEASE`] in `take`, `give_back` and `claim`.
+const AREA_ACQUIRE: Ordering = Ordering::Acquire;
 
 const _: () = assert!(AREA_BYTES >= RESERVED_BYTES + 4 * STACK_BYTES);
 const _: () = assert!(size_of::<Area>() <= 4096);
@@ -109,7 +109,7 @@ pub(crate) fn take() -> Option<*mut Area> {
         let mut head = AREAS.load(Ordering::Relaxed); // The exchange below reads it again.
         loop {
             (*area).next.store(head, Ordering::Relaxed); // Published by the exchange.
-            match AREAS.compare_exchange(head, area, PUBLISHES, Ordering::Relaxed) {
+            match AREAS.compare_exchange(head, area, AREA_RELEASE, Ordering::Relaxed) {
                 Ok(_) => return Some(area),
                 Err(other) => head = other,
             }
@@ -120,26 +120,26 @@ pub(crate) fn take() -> Option<*mut Area> {
 /// The area of a thread that has ended.
 fn take_used() -> Option<*mut Area> {
     // The cursor is only a hint.
-    let mut at = CURSOR.load(SEES);
+    let mut at = CURSOR.load(AREA_ACQUIRE);
     for _ in 0..ASKED_MAX {
         if at.is_null() {
-            at = AREAS.load(SEES);
+            at = AREAS.load(AREA_ACQUIRE);
         }
         if at.is_null() {
             return None;
         }
         // SAFETY: areas are never unmapped.
         let area = unsafe { &*at };
-        let next = area.next.load(SEES);
+        let next = area.next.load(AREA_ACQUIRE);
         // Relaxed: with an outdated number the exchange fails.
         let thread = area.thread.load(Ordering::Relaxed);
         if thread == FREE || thread != UNUSED && raw::is_gone(thread) {
             // If the exchange fails, another thread was first.
-            let taken = area
-                .thread
-                .compare_exchange(thread, UNUSED, SEES, Ordering::Relaxed);
+            let taken =
+                area.thread
+                    .compare_exchange(thread, UNUSED, AREA_ACQUIRE, Ordering::Relaxed);
             if taken.is_ok() {
-                CURSOR.store(next, PUBLISHES);
+                CURSOR.store(next, AREA_RELEASE);
                 // SAFETY: it was taken for us alone.
                 unsafe { prepare(at) };
                 return Some(at);
@@ -147,7 +147,7 @@ fn take_used() -> Option<*mut Area> {
         }
         at = next;
     }
-    CURSOR.store(at, PUBLISHES);
+    CURSOR.store(at, AREA_RELEASE);
     None
 }
 
@@ -166,13 +166,13 @@ unsafe fn prepare(area: *mut Area) {
 /// Gives back an area that [`take`] returned and that no thread has begun with.
 pub(crate) fn give_back(area: *mut Area) {
     // SAFETY: areas are never unmapped.
-    unsafe { (*area).thread.store(FREE, PUBLISHES) };
+    unsafe { (*area).thread.store(FREE, AREA_RELEASE) };
 }
 
 /// Makes the calling thread the owner of its area.
 pub(crate) fn claim() {
     // SAFETY: the area of this thread.
-    unsafe { (*own()).thread.store(raw::thread(), PUBLISHES) };
+    unsafe { (*own()).thread.store(raw::thread(), AREA_RELEASE) };
 }
 
 /// Gives the calling thread an area: the first thread of a program that the library patches from
@@ -212,7 +212,7 @@ fn fill_spares() {
         let none = core::ptr::null_mut();
         // The entry's `xchg` sees what `take` has written.
         if spare
-            .compare_exchange(none, area, PUBLISHES, Ordering::Relaxed)
+            .compare_exchange(none, area, AREA_RELEASE, Ordering::Relaxed)
             .is_err()
         {
             give_back(area);

@@ -85,7 +85,7 @@ pub fn set_runtime_directory(directory: &[u8]) {
     for (place, &byte) in address.sun_path.iter_mut().zip(bytes) {
         *place = byte as libc::c_char;
     }
-    // Release pairs with the Acquire load in `reach`.
+    // Release pairs with the Acquire load in `connect_if_needed`.
     ADDRESS.store(base, Ordering::Release);
 }
 
@@ -118,10 +118,10 @@ pub(crate) fn follow_successor() -> bool {
         return false;
     };
     if let Some(adapter) = connected().filter(|&adapter| has_hung_up(adapter)) {
-        lose(adapter);
+        forget_socket(adapter);
         RETRY_AT_NS.store(0, Ordering::Relaxed);
     }
-    reach();
+    connect_if_needed();
     true
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn forked() {
     }
     for inherited in [own, unused] {
         if inherited >= 0 {
-            descriptors::disown(inherited);
+            descriptors::close_own(inherited);
         }
     }
     EPOCH.fetch_add(1, Ordering::Relaxed);
@@ -173,10 +173,10 @@ pub(crate) fn moved(from: i32, to: i32) {
 }
 
 /// Makes this process known to the adapter the first time it has a connection.
-pub(crate) fn say_hello_once() {
+pub(crate) fn send_hello_once() {
     if EPOCH.load(Ordering::Relaxed) == 0 {
         let _held = LOCK.lock();
-        reach();
+        connect_if_needed();
     }
 }
 
@@ -187,7 +187,7 @@ pub(crate) fn connected() -> Option<i32> {
 }
 
 /// The adapter's socket, connecting if need be; the caller holds `LOCK`.
-pub(crate) fn reach() -> Option<i32> {
+pub(crate) fn connect_if_needed() -> Option<i32> {
     if let Some(adapter) = connected() {
         return Some(adapter);
     }
@@ -207,15 +207,15 @@ pub(crate) fn reach() -> Option<i32> {
     let mut hello = Message::new(Kind::Hello);
     hello.pid = process::pid();
     if !send(fd, &hello, Some(table::fd())) {
-        descriptors::disown(fd);
+        descriptors::close_own(fd);
         return None;
     }
     ADAPTER.store(fd, Ordering::Relaxed);
     Some(fd)
 }
 
-/// Why [`reach`] has failed.
-pub(crate) fn why_not() -> Reason {
+/// Why [`connect_if_needed`] has failed.
+pub(crate) fn connect_failure() -> Reason {
     match IS_OUT_OF_REACH.load(Ordering::Relaxed) {
         true => Reason::OutOfReach,
         false => Reason::NoAdapter,
@@ -372,7 +372,7 @@ pub(crate) fn ask(fd: i32, message: &Message, shown: i32) -> Asked {
             Asked::Later
         }
         error if error > 0 => {
-            lose(fd);
+            forget_socket(fd);
             Asked::Lost
         }
         _ => {
@@ -430,18 +430,18 @@ pub(crate) fn leave() {
     for ours in [&ADAPTER, &INHERITED] {
         let fd = ours.swap(-1, Ordering::Relaxed);
         if fd >= 0 {
-            descriptors::disown(fd);
+            descriptors::close_own(fd);
         }
     }
 }
 
 /// The adapter is gone. Our channels stay as they are; open requests must be made again.
-pub(crate) fn lose(fd: i32) {
+pub(crate) fn forget_socket(fd: i32) {
     if ADAPTER
         .compare_exchange(fd, -1, Ordering::Relaxed, Ordering::Relaxed)
         .is_ok()
     {
-        descriptors::disown(fd);
+        descriptors::close_own(fd);
     }
 }
 
@@ -481,7 +481,7 @@ pub(crate) fn try_receive(adapter: i32) -> Option<Received> {
         };
         if got <= 0 {
             if got == 0 || (got != -(libc::EAGAIN as isize) && got != -(libc::EINTR as isize)) {
-                lose(adapter);
+                forget_socket(adapter);
             }
             return None;
         }
@@ -519,12 +519,12 @@ fn descriptors_in(header: &libc::msghdr) -> [Option<OwnedFd>; 2] {
 }
 
 /// Sends a message to the adapter, if we are connected to one.
-pub(crate) fn tell(message: &Message) {
+pub(crate) fn send_message(message: &Message) {
     let _held = lock();
     if let Some(adapter) = connected()
         && !send(adapter, message, None)
     {
-        lose(adapter);
+        forget_socket(adapter);
     }
 }
 

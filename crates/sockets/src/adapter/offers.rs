@@ -11,7 +11,7 @@ use toehold_channel::table::{Entry, EntryState, Reason};
 
 use crate::adapter;
 use crate::adapter::Attached;
-use crate::connection::orderings::STATE_SEEN;
+use crate::connection::orderings::STATE_ACQUIRE;
 use crate::connection::{self, Connection};
 use crate::epoll::instance;
 use crate::express::published;
@@ -79,7 +79,7 @@ fn take_offer(message: &Message, attached: Attached) {
     let Some(entry) = table.entry(message.entry) else {
         return;
     };
-    if entry.state.load(STATE_SEEN) != EntryState::Live as u32
+    if entry.state.load(STATE_ACQUIRE) != EntryState::Live as u32
         || entry.channel_generation.load(Ordering::Relaxed) != message.generation
     {
         return;
@@ -168,7 +168,7 @@ fn give_up(message: &Message) {
     let Some(entry) = table::table().and_then(|table| table.entry(message.entry)) else {
         return;
     };
-    if entry.state.load(STATE_SEEN) == EntryState::Live as u32
+    if entry.state.load(STATE_ACQUIRE) == EntryState::Live as u32
         && entry.channel_generation.load(Ordering::Relaxed) == message.generation
     {
         let offers = entry.offer.load(Ordering::Relaxed);
@@ -185,7 +185,7 @@ fn ask_again(entry: u32, generation: u32) {
     again.entry = entry;
     again.generation = generation;
     if !adapter::send(adapter, &again, None) {
-        adapter::lose(adapter);
+        adapter::forget_socket(adapter);
     }
 }
 

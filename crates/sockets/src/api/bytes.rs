@@ -12,7 +12,7 @@ use crate::connection::{self, Connection};
 use crate::connection::{options, pending_errors, unix};
 use crate::direction::switching;
 use crate::offload::{addresses, endings, fast_open, routing};
-use crate::process::descriptors::{self, FRESH_ODD};
+use crate::process::descriptors::{self, FRESH_CUSTOMIZED};
 use crate::process::{self, kept_bytes};
 use crate::system::real::Door;
 use crate::system::{errno, faults, real, sys};
@@ -178,7 +178,7 @@ pub unsafe fn recvfrom(
                 };
                 let end = result == 0 && len > 0;
                 let told = errno::keep(|| unsafe {
-                    unix::tell_source(&c, end, address, room, address_len)
+                    unix::write_source(&c, end, address, room, address_len)
                 });
                 return errno::result(told.map(|()| result as usize));
             }
@@ -253,7 +253,7 @@ unsafe fn open_by_message(
         false => None,
     };
     // The kernel connects the socket, and the library does not see the result.
-    descriptors::change_fresh(fd, FRESH_ODD, true);
+    descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true);
     done
 }
 
@@ -456,7 +456,7 @@ unsafe fn recvmsg_on(
         if !name.is_null() {
             let end = result == 0 && buffers::total(list) != Ok(0);
             let len = &mut header.msg_namelen;
-            let told = errno::keep(|| unsafe { unix::tell_source(c, end, name, room, len) });
+            let told = errno::keep(|| unsafe { unix::write_source(c, end, name, room, len) });
             if let Err(error) = told {
                 return errno::result(Err(error));
             }
@@ -526,7 +526,7 @@ fn may_look(fd: c_int, flags: c_int) -> bool {
 #[cold]
 fn is_armed_to_open(fd: c_int) -> bool {
     // As in `open_by_message`.
-    descriptors::change_fresh(fd, FRESH_ODD, true);
+    descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true);
     if routing::has_business() && process::is_started() {
         errno::keep(faults::arm);
     }
@@ -547,7 +547,7 @@ unsafe fn sendmsg_opening(
     let has_control = unsafe { control_messages::sent(door, header) } != Sent::Nothing;
     let list = list.filter(|list| !has_control && buffers::total(list).is_ok());
     let Some(list) = list else {
-        descriptors::change_fresh(fd, FRESH_ODD, true);
+        descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true);
         return None;
     };
     let (name, len) = (header.msg_name.cast(), header.msg_namelen);
@@ -649,7 +649,7 @@ unsafe fn note_passed_descriptors(door: Door, header: &msghdr) {
             errno::keep(|| switching::quiesce(&passed, Reason::Passed));
         } else {
             // Another process has it, too.
-            descriptors::change_fresh(fd, FRESH_ODD, true);
+            descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true);
         }
     };
     let each = |one: &cmsghdr, data: *const u8, len: usize| {
@@ -775,7 +775,7 @@ pub unsafe fn sendmmsg_by(
     let Some(connection) = connection else {
         if flags & libc::MSG_FASTOPEN != 0 {
             // As in `open_by_message`.
-            descriptors::change_fresh(fd, FRESH_ODD, true);
+            descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true);
         }
         if process::is_started() && faults::are_armed() && !messages.is_null() {
             for n in 0..count.min(MESSAGES_MAX) {

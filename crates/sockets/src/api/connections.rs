@@ -15,7 +15,7 @@ use crate::offload::active_open::{self, Opened};
 use crate::offload::names::{self, Side};
 use crate::offload::{addresses, loopback_alias, passive_open, routing};
 use crate::process;
-use crate::process::descriptors::{self, FRESH_ODD, Kind};
+use crate::process::descriptors::{self, FRESH_CUSTOMIZED, Kind};
 use crate::system::{errno, faults, real, sys};
 
 /// `connect(2)`.
@@ -32,7 +32,7 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
                 errno::keep(|| let_go(fd));
                 return unsafe { real::connect(fd, address, len) };
             }
-        } else if claiming::tells_success(fd) {
+        } else if claiming::claim_success(fd) {
             return 0;
         }
     }
@@ -45,7 +45,7 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
             Opened::Failed(error) => return errno::result(Err(error)) as c_int,
             Opened::Kernel(reason) => why = reason,
             Opened::Beside(end) => {
-                let (storage, len) = errno::keep(|| addresses::spelled(fd, end));
+                let (storage, len) = errno::keep(|| addresses::sockaddr_for(fd, end));
                 beside = storage;
                 to = ((&raw const beside).cast(), len);
             }
@@ -66,7 +66,7 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
     let error = if result == 0 { 0 } else { errno::get() };
     if error != 0 {
         // The socket is no longer in its initial state (tcp_done in net/ipv4/tcp.c).
-        descriptors::change_fresh(fd, FRESH_ODD, true);
+        descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true);
     }
     if matches!(error, 0 | libc::EINPROGRESS | libc::EINTR) {
         let is_ours = fresh.is_some();
@@ -151,8 +151,8 @@ unsafe fn note_connect(
 /// `accept(2)`.
 pub unsafe fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let may_seed = match unsafe { accept_by_express(fd, address, len, 0) } {
-        ByExpress::Done(result) => return result,
-        ByExpress::AskKernel { may_seed } => may_seed,
+        AcceptStep::Done(result) => return result,
+        AcceptStep::AskKernel { may_seed } => may_seed,
     };
     let room = unsafe { room_in(address, len) };
     let mut result = unsafe { real::accept(fd, address, len) };
@@ -175,8 +175,8 @@ pub unsafe fn accept4(
     flags: c_int,
 ) -> c_int {
     let may_seed = match unsafe { accept_by_express(fd, address, len, flags) } {
-        ByExpress::Done(result) => return result,
-        ByExpress::AskKernel { may_seed } => may_seed,
+        AcceptStep::Done(result) => return result,
+        AcceptStep::AskKernel { may_seed } => may_seed,
     };
     let room = unsafe { room_in(address, len) };
     let mut result = unsafe { real::accept4(fd, address, len, flags) };
@@ -192,7 +192,7 @@ pub unsafe fn accept4(
 }
 
 /// How an `accept` goes on.
-enum ByExpress {
+enum AcceptStep {
     /// A connection came by a parked carrier, or the call ends without one.
     Done(c_int),
     /// Ask the kernel. With `may_seed` the accepted connection may become a seed, because this
@@ -205,19 +205,19 @@ unsafe fn accept_by_express(
     address: *mut sockaddr,
     len: *mut socklen_t,
     flags: c_int,
-) -> ByExpress {
+) -> AcceptStep {
     // Asked once in this call: the answer costs a system call.
     let may_act = published::is_served(fd) && express::may_act();
     if !may_act {
-        return ByExpress::AskKernel { may_seed: false };
+        return AcceptStep::AskKernel { may_seed: false };
     }
     let mut result = unsafe { accepting::accept(fd, address, len, flags) };
     if result == Some(-1) && makes_room() {
         result = unsafe { accepting::accept(fd, address, len, flags) };
     }
     match result {
-        Some(result) => ByExpress::Done(result),
-        None => ByExpress::AskKernel { may_seed: true },
+        Some(result) => AcceptStep::Done(result),
+        None => AcceptStep::AskKernel { may_seed: true },
     }
 }
 
@@ -384,7 +384,7 @@ unsafe fn true_name(
 
 /// `bind(2)`.
 pub unsafe fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    descriptors::change_fresh(fd, FRESH_ODD, true);
+    descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true);
     if routing::is_wanted()
         && process::is_started()
         && !process::borrowed_memory()
@@ -405,7 +405,7 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     if result == 0 {
         errno::keep(tracking::prepare);
         errno::keep(|| {
-            express::learn_rule();
+            express::await_rule();
             listener::listening(fd, backlog);
         });
         if routing::is_wanted() && process::is_started() && !process::borrowed_memory() {
@@ -424,14 +424,14 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
     } else {
         // The kernel also shuts a socket that is not connected (inet_shutdown in
         // net/ipv4/af_inet.c). A listener stops listening, unless only its sending half is shut.
-        descriptors::change_fresh(fd, FRESH_ODD, true);
+        descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true);
         if listener::are_any() && matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
             errno::keep(|| listener::closing(fd));
         }
     }
     let result = unsafe { real::shutdown(fd, how) };
     if let Some(c) = connection::at(fd) {
-        news::nudge(&c);
+        news::push_ready_and_wake(&c);
     }
     result
 }

@@ -13,7 +13,7 @@ use crate::direction::switching;
 use crate::express::{carrier_words, listener, published, unread_watch, unseen_waits};
 use crate::offload::{liveness, passive_open, routing};
 use crate::process::descriptors::{
-    self, FRESH_CLOEXEC, FRESH_KEPT, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_ODD, Kind,
+    self, FRESH_CLOEXEC, FRESH_CUSTOMIZED, FRESH_KEEPALIVE, FRESH_NODELAY, FRESH_NONBLOCK, Kind,
 };
 use crate::process::{self, confinement, kept_bytes};
 use crate::system::{errno, faults, real, sys};
@@ -171,11 +171,11 @@ fn track_duplicate(from: c_int, to: c_int) {
             if let (Some(c), Kind::Foreign) = (connection::at(from), descriptors::kind(to)) {
                 // There is no memory to record the duplicate, so calls by that number go to the
                 // kernel.
-                switching::lend(&c);
+                switching::keep_on_carrier(&c);
             }
         } else if let Some(c) = connection::at(from) {
             // The number belongs to a `vfork` child only, and cannot be recorded.
-            switching::lend(&c);
+            switching::keep_on_carrier(&c);
         }
     });
 }
@@ -245,7 +245,7 @@ fn before_replacing(from: c_int, to: c_int, flags: c_int) {
             listener::closing(to);
         }
         if is_known {
-            closing::make_way(to);
+            closing::vacate(to);
             closing::closing_by_program(to);
         }
     });
@@ -281,7 +281,7 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
                 if let Some(c) = connection::at(fd) {
                     set_nonblocking(&c, argument as c_int & libc::O_NONBLOCK != 0);
                     if argument as c_int & !(libc::O_NONBLOCK | libc::O_RDWR) != 0 {
-                        c.local.express.note_odd();
+                        c.local.express.note_lasting_option();
                     }
                     if argument as c_int & libc::O_ASYNC != 0 {
                         // No signal is sent when bytes come to a ring.
@@ -293,7 +293,7 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
             }
             libc::F_GETFD | libc::F_GETFL | F_GETOWN => {}
             // The owner for signals, among others.
-            _ => descriptors::change_fresh(fd, FRESH_ODD, true),
+            _ => descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true),
         }
     }
     result
@@ -315,7 +315,7 @@ fn note_mode(fd: c_int, mode: c_int) {
     let is_nonblocking = mode & libc::O_NONBLOCK != 0;
     descriptors::change_fresh(fd, FRESH_NONBLOCK, is_nonblocking);
     if mode & !(libc::O_NONBLOCK | libc::O_RDWR) != 0 {
-        descriptors::change_fresh(fd, FRESH_ODD, true);
+        descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true);
     }
     if !is_nonblocking && published::is_served(fd) {
         errno::keep(|| listener::used_otherwise(fd));
@@ -348,7 +348,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
                 let is_on = unsafe { *(argument as *const c_int) } != 0;
                 note_mode(fd, if is_on { libc::O_NONBLOCK } else { 0 });
             } else if [libc::FIOASYNC as c_ulong, FIOSETOWN, SIOCSPGRP].contains(&request) {
-                descriptors::change_fresh(fd, FRESH_ODD, true);
+                descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true);
             }
         }
         return result;
@@ -441,7 +441,7 @@ pub unsafe fn setsockopt(
             c.local.express.note_option(level, name);
             errno::keep(|| {
                 if liveness::option_set(&c, level, name) {
-                    unread_watch::say_liveness(&c);
+                    unread_watch::watch_liveness(&c);
                 }
                 if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
                     resets::publish(&c);
@@ -462,8 +462,8 @@ pub unsafe fn setsockopt(
         let is_set = !is_delay || unsafe { value.cast::<c_int>().read_unaligned() } != 0;
         let bit = match is_delay {
             true => FRESH_NODELAY,
-            false if carrier_words::is_of_keepalive(level, name) => FRESH_KEPT,
-            false => FRESH_ODD,
+            false if carrier_words::is_of_keepalive(level, name) => FRESH_KEEPALIVE,
+            false => FRESH_CUSTOMIZED,
         };
         descriptors::change_fresh(fd, bit, is_set);
     }

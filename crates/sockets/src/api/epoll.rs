@@ -14,7 +14,7 @@ use crate::epoll::instance::Instance;
 use crate::epoll::waiting::{self, Before};
 use crate::epoll::{control, first_wait, lifetime};
 use crate::express::listener;
-use crate::offload::liveness::say_what_is_set;
+use crate::offload::liveness::send_liveness_settings;
 use crate::process::descriptors::{self, Kind};
 use crate::process::{self, kept_bytes};
 use crate::system::{cancellation, errno, faults, real};
@@ -155,7 +155,7 @@ fn places(events: *mut epoll_event, count: usize) -> Option<usize> {
 /// The instance of a wait, if the library knows it and the arguments are valid.
 #[inline(always)]
 fn instance_at(epfd: c_int, count: c_int) -> Option<Instance> {
-    say_what_is_set();
+    send_liveness_settings();
     // The kernel refuses more events (`EP_MAX_EVENTS` in fs/eventpoll.c).
     const EVENTS_MAX: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
     Instance::at(epfd)

@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use crate::express::{listener, published};
-use crate::offload::liveness::say_what_is_set;
+use crate::offload::liveness::send_liveness_settings;
 use crate::process::{self, descriptors, fd_table_room, kept_bytes};
 use crate::system::{errno, faults, real, sys};
 use crate::waiting::kernel_waits::KernelWait;
@@ -74,7 +74,7 @@ pub(super) fn limit_of_ms(timeout_ms: c_int) -> Option<u64> {
 }
 
 unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
-    say_what_is_set();
+    send_liveness_settings();
     // If the list is longer than the limit of descriptors, the kernel refuses the call and reads
     // nothing (fs/select.c, `do_sys_poll`). The limit is asked for only if the list is long. A
     // negative count is a very long list.
@@ -224,7 +224,7 @@ fn is_one_bad(count: c_int, sets: [*mut fd_set; 3]) -> bool {
 }
 
 fn survey_of_sets(count: c_int, sets: &[poll::Set; 3]) -> Survey {
-    say_what_is_set();
+    send_liveness_settings();
     if !faults::are_armed() {
         return Survey {
             concerns: false,

@@ -20,14 +20,14 @@
 use core::sync::atomic::Ordering;
 
 use crate::adapter;
-use crate::connection::orderings::LAST_OUT;
+use crate::connection::orderings::LAST_USER_ACQ_REL;
 use crate::connection::release;
 use crate::connection::{self, Connection};
 use crate::direction::takeover;
 use crate::epoll::{early, lifetime, orphans};
 use crate::express::{self, listener, parking};
 use crate::offload::awaiting;
-use crate::process::descriptors::{self, Kind, Noted};
+use crate::process::descriptors::{self, Kind, Recorded};
 use crate::process::table;
 
 /// `fd` is about to be closed, or another file is about to take its number.
@@ -56,24 +56,24 @@ pub(crate) fn closed_before(fd: i32) {
 
 fn end(fd: i32, end_connection: impl FnOnce(&Connection)) {
     match descriptors::noted(fd) {
-        Noted::Connection(index, generation) => {
+        Recorded::Connection(index, generation) => {
             if let Some(connection) = connection::numbered(fd, index, generation) {
                 end_connection(&connection);
             }
         }
-        Noted::Epoll(number) => {
+        Recorded::Epoll(number) => {
             if lifetime::is_last_descriptor(number) {
                 listener::instance_closing(number);
             }
             descriptors::forget(fd);
             lifetime::closing(number, fd);
         }
-        Noted::Unconnected(_) => match express::forget_unconnected(fd) {
+        Recorded::Unconnected(_) => match express::forget_unconnected(fd) {
             Some(socket) => early::unconnected_closing(socket.registration),
             // Another thread has connected it meanwhile.
             None => closing(fd),
         },
-        Noted::Nothing => {}
+        Recorded::Nothing => {}
     }
 }
 
@@ -85,7 +85,7 @@ fn end_number(connection: &Connection) {
         return closing(connection.fd);
     }
     orphans::descriptor_closing(connection, last);
-    if connection.local.descriptors.fetch_sub(1, LAST_OUT) == 1 {
+    if connection.local.descriptors.fetch_sub(1, LAST_USER_ACQ_REL) == 1 {
         awaiting::closing(connection);
         release::release(connection);
         connection.local.express.close_number();
@@ -104,23 +104,23 @@ fn pass_through_locks(connection: &Connection) {
 /// `to` now refers to what `from` does (`dup`, `F_DUPFD`).
 pub(crate) fn duplicate(from: i32, to: i32) {
     match descriptors::noted(from) {
-        Noted::Connection(index, generation) => {
+        Recorded::Connection(index, generation) => {
             if let Some(connection) = connection::numbered(from, index, generation) {
                 connection.local.descriptors.fetch_add(1, Ordering::Relaxed);
                 descriptors::note_connection(to, index, generation);
             }
         }
-        Noted::Epoll(number) => {
+        Recorded::Epoll(number) => {
             lifetime::duplicated(number);
             descriptors::note_epoll(to, number);
         }
-        Noted::Unconnected(_) | Noted::Nothing => descriptors::forget(to),
+        Recorded::Unconnected(_) | Recorded::Nothing => descriptors::forget(to),
     }
 }
 
 /// The program is about to place another file at `fd`. If the library has a descriptor there, it is
 /// moved. If there is no other free number, the library does without that descriptor.
-pub(crate) fn make_way(fd: i32) {
+pub(crate) fn vacate(fd: i32) {
     if descriptors::kind(fd) != Kind::Own {
         return;
     }

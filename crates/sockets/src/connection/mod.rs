@@ -27,7 +27,7 @@ use toehold_channel::table::{COMMAND_NONE, Entry, EntryState, FLAG_NONBLOCK, Rea
 use toehold_stream::attachment::{self, Attachment};
 use toehold_stream::end::End;
 
-use crate::connection::orderings::PINNED;
+use crate::connection::orderings::PIN_SEQ_CST;
 use crate::express::carrier_words::Words;
 use crate::lock;
 use crate::memory::chunks::Chunks;
@@ -259,8 +259,8 @@ impl Connection {
     pub(crate) fn pin(&self, reason: Reason) {
         self.entry
             .flags
-            .fetch_or(toehold_channel::table::FLAG_PINNED, PINNED);
-        // Release pairs with the Acquire load in `switching::Noted::of`.
+            .fetch_or(toehold_channel::table::FLAG_PINNED, PIN_SEQ_CST);
+        // Release pairs with the Acquire load in `switching::FormerReason::of`.
         self.entry.reason.store(reason as u32, Ordering::Release);
     }
 }
@@ -287,7 +287,7 @@ pub(crate) fn local(index: u32) -> Option<&'static Local> {
 }
 
 /// The state of connection `index`, which this process begins to hold.
-pub(crate) fn meet(index: u32) -> Option<(&'static Entry, &'static Local)> {
+pub(crate) fn hold_entry(index: u32) -> Option<(&'static Entry, &'static Local)> {
     let entry = table::table()?.entry(index)?;
     Some((entry, LOCALS.get_or_map(index as usize)?))
 }

@@ -63,7 +63,7 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
                     }
                     // The bytes that wait may be enough now (`tcp_set_rcvlowat` in
                     // net/ipv4/tcp.c).
-                    news::nudge(connection);
+                    news::push_ready_and_wake(connection);
                 });
             }
             return is_set;

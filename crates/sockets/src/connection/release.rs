@@ -11,7 +11,7 @@ use toehold_channel::table::{EntryState, FLAG_ASKED, Mode};
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::carrier::Carrier;
-use crate::connection::orderings::{LAST_OUT, STATE_TOLD};
+use crate::connection::orderings::{LAST_USER_ACQ_REL, STATE_RELEASE};
 use crate::connection::resets;
 use crate::connection::{self, Connection, Local};
 use crate::direction::{self, doorbells, notifier, takeover};
@@ -52,7 +52,7 @@ pub(crate) fn release(connection: &Connection) {
             Left::Empty => EntryState::Free,
             Left::WithThreads | Left::NotAtAll => EntryState::Ended,
         };
-        entry.state.store(state as u32, STATE_TOLD);
+        entry.state.store(state as u32, STATE_RELEASE);
     }
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn holder_ends(connection: &Connection) {
         connection
             .entry
             .state
-            .store(EntryState::Ended as u32, STATE_TOLD);
+            .store(EntryState::Ended as u32, STATE_RELEASE);
     }
 }
 
@@ -91,7 +91,7 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
     sleepers::set_wake(end, WakeWord::None);
     // Without the lock nobody looks, and nothing is taken off the carrier: the kernel resets when
     // something is left there, and the peer is not told that all was read.
-    let left = takeover::lock_receiving(connection).map(|_held| look_at_rest(connection, end));
+    let left = takeover::lock_receiving(connection).map(|_held| look_at_unread(connection, end));
     // A thread that cannot have this lock says all the same that it ends. The word is stored by
     // nobody else at the last close, and a peer that finds it too early is not told that the end is
     // clean.
@@ -99,9 +99,10 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
     if tx.is_some() {
         direction::settle(connection, end);
     }
-    let clean = left == Some(Rest::Nothing) && tx.is_some() && !resets::are_wanted(connection);
+    let clean =
+        left == Some(UnreadPlace::Nothing) && tx.is_some() && !resets::are_wanted(connection);
     end.close(clean);
-    if left == Some(Rest::InRing) && Carrier::of(connection).has_linger() {
+    if left == Some(UnreadPlace::InRing) && Carrier::of(connection).has_linger() {
         // RFC 1122, 4.2.2.13: closing with received data pending sends a reset, "to show that data
         // was lost".
         sys::set_linger(connection.number(), [1, 0]);
@@ -111,7 +112,7 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
 
 /// Where bytes of the peer's are left unread at the last close.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Rest {
+enum UnreadPlace {
     Nothing,
     InRing,
     OnCarrier,
@@ -120,17 +121,17 @@ enum Rest {
 /// Looks for such bytes, and takes doorbells off the carrier. One may come between two looks,
 /// behind bytes that have been read: it is no rest. One that comes later is known for what it is
 /// ([`End::is_reset_by_doorbell`]). The caller holds the receive lock.
-fn look_at_rest(connection: &Connection, end: &End<'_>) -> Rest {
+fn look_at_unread(connection: &Connection, end: &End<'_>) -> UnreadPlace {
     const LOOKS_MAX: usize = 4;
     for _ in 0..LOOKS_MAX {
         if leaves_unread(connection, end) {
-            return Rest::InRing;
+            return UnreadPlace::InRing;
         }
         if sys::bytes_waiting(connection.number()) <= 0 {
-            return Rest::Nothing;
+            return UnreadPlace::Nothing;
         }
     }
-    Rest::OnCarrier
+    UnreadPlace::OnCarrier
 }
 
 /// True when bytes in the ring are left unread. When not, takes doorbells off the carrier: nobody
@@ -164,7 +165,7 @@ pub(crate) fn withdraw(connection: &Connection, goes_on: u32) {
         message.pid = process::pid();
         message.side = goes_on;
         if !adapter::send(adapter, &message, None) {
-            adapter::lose(adapter);
+            adapter::forget_socket(adapter);
         }
     }
 }
@@ -174,7 +175,7 @@ pub(crate) fn leave_pair(local: &Local) {
     let pair = local.pair.swap(null_mut(), Ordering::Relaxed);
     if !pair.is_null() {
         // SAFETY: places of the pair table are never released.
-        unsafe { (*pair).channels.fetch_sub(1, LAST_OUT) };
+        unsafe { (*pair).channels.fetch_sub(1, LAST_USER_ACQ_REL) };
     }
 }
 

@@ -59,7 +59,7 @@ pub(crate) fn was_closed_cleanly(connection: &Connection, end: &End<'_>) -> bool
 #[cold]
 pub(crate) fn answer_of_ended_turn(connection: &Connection) {
     let number = connection.number();
-    sys::disconnect_untold(number);
+    sys::disconnect_unreported(number);
     // Also of a closed socket the kernel notes that both directions are shut (inet_shutdown).
     sys::shutdown(number, libc::SHUT_RDWR);
     pending_errors::keep(connection, libc::EPIPE);

@@ -6,10 +6,10 @@ use core::sync::atomic::Ordering;
 use toehold_channel::table::{Entry, EntryState, FLAG_ACCEPTED, Reason};
 
 use crate::adapter;
-use crate::connection::orderings::STATE_TOLD;
+use crate::connection::orderings::STATE_RELEASE;
 use crate::connection::{self, Local};
 use crate::epoll::early;
-use crate::process::descriptors::{self, GENERATION_MASK, Noted};
+use crate::process::descriptors::{self, GENERATION_MASK, Recorded};
 use crate::process::{self, family, holders};
 use crate::system::{faults, sys};
 
@@ -27,11 +27,11 @@ pub(crate) fn track(fd: i32, accepted: bool) {
     let Some(index) = table.allocate(fd as u32, is_gone) else {
         return;
     };
-    let Some((entry, local)) = connection::meet(index) else {
+    let Some((entry, local)) = connection::hold_entry(index) else {
         // No memory: nobody's again.
         if let Some(entry) = table.entry(index) {
             let free = EntryState::Free as u32;
-            entry.state.store(free, STATE_TOLD);
+            entry.state.store(free, STATE_RELEASE);
         }
         return;
     };
@@ -51,9 +51,9 @@ pub(crate) fn track(fd: i32, accepted: bool) {
         .store(generation, Ordering::Relaxed);
     // Release pairs with the Acquire load in `Connection::is_current`.
     entry.generation.store(generation, Ordering::Release);
-    entry.state.store(EntryState::Live as u32, STATE_TOLD);
+    entry.state.store(EntryState::Live as u32, STATE_RELEASE);
     local.descriptors.store(1, Ordering::Relaxed);
-    if let Noted::Unconnected(before) = descriptors::begin_connection(fd, index, generation) {
+    if let Recorded::Unconnected(before) = descriptors::begin_connection(fd, index, generation) {
         if let Some(connection) = connection::numbered(fd, index, generation) {
             if before.is_unseen {
                 connection.pin(Reason::UnseenWaits);
@@ -63,7 +63,7 @@ pub(crate) fn track(fd: i32, accepted: bool) {
             early::adopt(&connection, before.registration);
         }
     }
-    adapter::say_hello_once();
+    adapter::send_hello_once();
 }
 
 /// Sets words of one owner to zero. A loop over an array of them takes three times as long.
@@ -101,7 +101,7 @@ fn reset(entry: &Entry, local: &Local) {
 /// adapter by themselves.
 pub(crate) fn prepare() {
     if process::is_started() && !process::borrowed_memory() && family::table_or_new().is_some() {
-        adapter::say_hello_once();
+        adapter::send_hello_once();
     }
 }
 

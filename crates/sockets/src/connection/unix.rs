@@ -31,8 +31,8 @@
 use core::sync::atomic::{Ordering, fence};
 
 use libc::{sockaddr, socklen_t};
-use toehold_channel::layout::{CLOSED_ALL, SIDE_SEEN, SIDE_TOLD};
-use toehold_channel::table::{FLAG_RESET_TOLD, FLAG_SHUT_RX, FLAG_UNCOMPARED, Reason};
+use toehold_channel::layout::{CLOSED_ALL, SIDE_ACQUIRE, SIDE_RELEASE};
+use toehold_channel::table::{FLAG_RESET_REPORTED, FLAG_SHUT_RX, FLAG_UNCOMPARED, Reason};
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
@@ -45,14 +45,14 @@ use crate::system::{faults, real, sys};
 pub(crate) fn begin_comparing(connection: &Connection, end: &End<'_>) {
     let flags = &connection.entry.flags;
     flags.fetch_or(FLAG_UNCOMPARED, Ordering::Relaxed);
-    tell_count(connection, end);
+    publish_count(connection, end);
 }
 
-fn tell_count(connection: &Connection, end: &End<'_>) {
+fn publish_count(connection: &Connection, end: &End<'_>) {
     let sent = connection.entry.tx_carrier.load(Ordering::Relaxed);
     // Release: a peer that sees the count also sees the bytes in its queue.
     let counted = &end.ours().wake.counted;
-    counted.store(sent.wrapping_add(1), SIDE_TOLD);
+    counted.store(sent.wrapping_add(1), SIDE_RELEASE);
 }
 
 /// A send on the carrier, which counts its bytes. The caller holds the send lock.
@@ -66,7 +66,7 @@ pub(crate) fn counted<T>(connection: &Connection, end: &End<'_>, send: impl FnOn
     // sees 0 in its second look, or the count that includes them.
     fence(Ordering::SeqCst);
     let result = send();
-    tell_count(connection, end);
+    publish_count(connection, end);
     result
 }
 
@@ -92,11 +92,11 @@ pub(crate) fn compare(connection: &Connection, end: &End<'_>) {
 /// send of the peer's may be under way. The caller holds the receive lock.
 pub(crate) fn taken(connection: &Connection, end: &End<'_>) -> Option<u64> {
     let theirs = &end.theirs().wake.counted;
-    let before = theirs.load(SIDE_SEEN);
+    let before = theirs.load(SIDE_ACQUIRE);
     let waiting = u64::try_from(sys::bytes_waiting(connection.number())).ok()?;
     // Pairs with the fence in `counted`.
     fence(Ordering::SeqCst);
-    if before.is(0) || theirs.load(SIDE_SEEN) != before {
+    if before.is(0) || theirs.load(SIDE_ACQUIRE) != before {
         return None;
     }
     before
@@ -122,7 +122,7 @@ pub(crate) fn error_at_end(connection: &Connection, end: &End<'_>) -> Option<i32
 /// had not read a doorbell either.
 pub(crate) fn told(connection: &Connection) -> i32 {
     let flags = &connection.entry.flags;
-    flags.fetch_or(FLAG_RESET_TOLD, Ordering::Relaxed);
+    flags.fetch_or(FLAG_RESET_REPORTED, Ordering::Relaxed);
     let _ = sys::getsockopt::<i32>(connection.number(), libc::SOL_SOCKET, libc::SO_ERROR);
     libc::ECONNRESET
 }
@@ -132,13 +132,13 @@ pub(crate) fn told(connection: &Connection) -> i32 {
 pub(crate) fn is_reset(connection: &Connection, end: &End<'_>) -> bool {
     let entry = connection.entry;
     if Carrier::of(connection) == Carrier::Tcp
-        || entry.flags.load(Ordering::Relaxed) & FLAG_RESET_TOLD != 0
+        || entry.flags.load(Ordering::Relaxed) & FLAG_RESET_REPORTED != 0
     {
         return false;
     }
     let wake = &end.theirs().wake;
     // The peer stores `head` before `closed`.
-    let closed = wake.closed.load(SIDE_SEEN);
+    let closed = wake.closed.load(SIDE_ACQUIRE);
     let hung_up = || sys::poll_now(connection.number(), 0) & libc::POLLHUP != 0;
     let is_passed_on = || !wake.abandoned.load(Ordering::Relaxed).is(0);
     let is_shut_by_us = entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX != 0;
@@ -164,7 +164,7 @@ pub(crate) fn is_closed_by_peer(connection: &Connection) -> bool {
 ///
 /// # Safety
 /// `address`, for `room` bytes, and `len` are the call's, if they are there.
-pub(crate) unsafe fn tell_source(
+pub(crate) unsafe fn write_source(
     connection: &Connection,
     end: bool,
     address: *mut sockaddr,

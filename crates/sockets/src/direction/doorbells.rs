@@ -193,7 +193,7 @@ fn take_ahead(connection: &Connection, end: &End<'_>) -> bool {
 /// As [`drain`], if the receive lock can be had at once. Before this process gives the kernel bytes
 /// to deliver: should it die then, one left unread would be answered with a reset, and the kernel
 /// would drop what it has not delivered yet.
-pub(crate) fn tidy(connection: &Connection, end: &End<'_>) {
+pub(crate) fn try_drain(connection: &Connection, end: &End<'_>) {
     if end.rx_mode() == Mode::Ring {
         if let Some(_held) = lock::try_lock(&connection.entry.rx_lock) {
             drain(connection, end);

@@ -75,7 +75,7 @@ pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
         // Nobody was asked to ring, so nobody may sleep for it. The next send says EAGAIN.
         return Credit::WentDown;
     };
-    if end.tx_mode() != Mode::Ring || give_way(connection, end) {
+    if end.tx_mode() != Mode::Ring || overflow_to_carrier(connection, end) {
         return Credit::WentDown;
     }
     let asked = end.ask_for_credit(|| Ok(end.sender().credit_fresh()? == 0));
@@ -211,7 +211,7 @@ pub(crate) fn go_down_locked(connection: &Connection, end: &End<'_>) {
 
 /// A ring that overflows gives way to the carrier ([`overflow`]): true when it did. The caller
 /// holds the send lock.
-pub(crate) fn give_way(connection: &Connection, end: &End<'_>) -> bool {
+pub(crate) fn overflow_to_carrier(connection: &Connection, end: &End<'_>) -> bool {
     let is_due = overflow::is_due(connection, end) && !turns::is_unaccepted(connection, end);
     if is_due {
         go_down(connection, end);

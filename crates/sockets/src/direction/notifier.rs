@@ -3,8 +3,8 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::{self, DOORBELL, WAKING, WakeWord};
-use toehold_channel::layout::SIDE_SEEN;
+use toehold_channel::doorbell::{self, DOORBELL, WAKE_SEQ_CST, WakeWord};
+use toehold_channel::layout::SIDE_ACQUIRE;
 use toehold_channel::table::Mode;
 use toehold_stream::end::End;
 
@@ -21,7 +21,7 @@ use crate::system::sys;
 pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let entry = connection.entry;
     if must_ring(connection, end)? {
-        ring_or_come_down(connection, end);
+        ring_or_move_down(connection, end);
     } else {
         let suppressed = entry.doorbells_suppressed.load(Ordering::Relaxed);
         entry
@@ -33,7 +33,7 @@ pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> 
 
 /// As [`ring`]. A peer that may not be rung any more has its news by the carrier.
 #[cold]
-fn ring_or_come_down(connection: &Connection, end: &End<'_>) {
+fn ring_or_move_down(connection: &Connection, end: &End<'_>) {
     if ring(connection, end) {
         return;
     }
@@ -45,12 +45,12 @@ fn ring_or_come_down(connection: &Connection, end: &End<'_>) {
     // Threads that sleep for the ready bitmap are not woken here: the other connections' notifiers
     // must still wake them.
     if let Ok(WakeWord::Bitmap { bitmap, .. }) =
-        WakeWord::from_untrusted(end.theirs().wake.wake.load(WAKING))
+        WakeWord::from_untrusted(end.theirs().wake.wake.load(WAKE_SEQ_CST))
     {
         let pair = connection.local.pair.load(Ordering::Relaxed);
         // SAFETY: as in `must_ring`.
         if let Some(bitmap) = unsafe { pair.as_ref() }.and_then(|pair| pair.theirs(bitmap)) {
-            bitmap.sleeping.store(1, WAKING);
+            bitmap.sleeping.store(1, WAKE_SEQ_CST);
         }
     }
 }
@@ -79,9 +79,9 @@ pub(crate) fn ring_if_open(connection: &Connection, end: &End<'_>) {
 
 /// As [`ring_if_open`], for the news of somebody else.
 #[cold]
-pub(crate) fn ring_or_come_down_if_open(connection: &Connection, end: &End<'_>) {
+pub(crate) fn ring_or_move_down_if_open(connection: &Connection, end: &End<'_>) {
     if is_open(connection, end) {
-        ring_or_come_down(connection, end);
+        ring_or_move_down(connection, end);
     }
 }
 
@@ -96,11 +96,11 @@ pub(crate) fn call_peer(connection: &Connection, end: &End<'_>) {
     let Some(pair) = (unsafe { pair.as_ref() }) else {
         return;
     };
-    let sleeps = match WakeWord::from_untrusted(end.theirs().wake.wake.load(WAKING)) {
+    let sleeps = match WakeWord::from_untrusted(end.theirs().wake.wake.load(WAKE_SEQ_CST)) {
         Ok(WakeWord::Bell) => true,
         Ok(WakeWord::Bitmap { bitmap, .. }) => pair
             .theirs(bitmap)
-            .is_some_and(|bitmap| bitmap.sleeping.load(WAKING).is(1)),
+            .is_some_and(|bitmap| bitmap.sleeping.load(WAKE_SEQ_CST).is(1)),
         Ok(WakeWord::None) | Err(_) => false,
     };
     if sleeps
@@ -115,7 +115,7 @@ pub(crate) fn call_peer(connection: &Connection, end: &End<'_>) {
 /// True when the peer has ended neither its direction nor the carrier, as far as can be seen.
 pub(crate) fn is_open(connection: &Connection, end: &End<'_>) -> bool {
     let ended = libc::POLLRDHUP | libc::POLLERR | libc::POLLHUP;
-    let closed = !end.theirs().wake.closed.load(SIDE_SEEN).is(0);
+    let closed = !end.theirs().wake.closed.load(SIDE_ACQUIRE).is(0);
     let is_open = |fd| sys::poll_now(fd, libc::POLLRDHUP) & ended == 0;
     !closed && connection.carrier().is_some_and(is_open)
 }
@@ -125,11 +125,11 @@ pub(crate) fn is_open(connection: &Connection, end: &End<'_>) -> bool {
 /// next byte, or by itself some 0.2 s later (tcp(7), `TCP_CORK`), whatever becomes of this process.
 /// That takes a fifth of the time.
 pub(crate) fn notify_late(connection: &Connection, end: &End<'_>, is_seen: impl Fn() -> bool) {
-    let was_bell = (end.theirs().wake.wake.load(WAKING)).is(WakeWord::Bell.to_word());
+    let was_bell = (end.theirs().wake.wake.load(WAKE_SEQ_CST)).is(WakeWord::Bell.to_word());
     match must_ring(connection, end) {
         // A thread of the peer's sleeps in the library.
         Ok(true) if is_seen() || !was_bell => drop(ring(connection, end)),
-        Ok(_) if end.theirs().wake.closed.load(SIDE_SEEN).is(0) => {
+        Ok(_) if end.theirs().wake.closed.load(SIDE_ACQUIRE).is(0) => {
             // A turn that nobody has accepted is not lent.
             let _ = ring_by(connection, end, sys::send_late);
         }

@@ -4,7 +4,7 @@
 use core::sync::atomic::{Ordering, fence};
 
 use toehold_channel::doorbell::WakeWord;
-use toehold_channel::layout::{SIDE_SEEN, SIDE_TOLD};
+use toehold_channel::layout::{SIDE_ACQUIRE, SIDE_RELEASE};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_NONE, COMMAND_PEER_GONE, COMMAND_SPARE, COMMAND_YIELD, Entry,
@@ -31,24 +31,24 @@ use crate::waiting::sleepers;
 /// Does what the operator, the adapter, the peer or the state of the connection ask of our
 /// direction: up, down, or nothing. The caller holds the send lock.
 #[inline]
-pub(crate) fn attend(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+pub(crate) fn follow_requests(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let hints = connection.entry.rx_hints.load(Ordering::Relaxed);
-    match is_content(connection, end, hints) {
+    match has_no_request(connection, end, hints) {
         true => Ok(()),
-        false => attend_slowly(connection, end),
+        false => follow_requests_slowly(connection, end),
     }
 }
 
-/// As [`attend`], for a send of the program's: a region that is wanted back from an idle connection
-/// stays.
+/// As [`follow_requests`], for a send of the program's: a region that is wanted back from an idle
+/// connection stays.
 #[inline]
-pub(crate) fn attend_in_use(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+pub(crate) fn follow_requests_in_use(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let hints = connection.entry.rx_hints.load(Ordering::Relaxed);
-    if is_content(connection, end, hints) {
+    if has_no_request(connection, end, hints) {
         return Ok(());
     }
     keep_region(connection, end);
-    attend_slowly(connection, end)
+    follow_requests_slowly(connection, end)
 }
 
 /// The connection is in use: withdraws the adapter's wish for its region, if that was for an idle
@@ -72,14 +72,14 @@ pub(crate) fn keep_region(connection: &Connection, end: &End<'_>) -> bool {
         .is_ok()
 }
 
-/// Conditions that [`attend`], a send on the carrier or the general code has to handle first. No
-/// connection with a region connects or is refused.
+/// Conditions that [`follow_requests`], a send on the carrier or the general code has to handle
+/// first. No connection with a region connects or is refused.
 const NOT_CONTENT: u32 = FLAG_PINNED | FLAG_SHUT_TX | FLAG_CONNECTING | FLAG_REFUSED | FLAG_UNSEEN;
 
 /// True when our direction is a ring, and nobody wants it elsewhere. The caller holds the send
 /// lock, and has loaded the receive hints.
 #[inline(always)]
-pub(crate) fn is_content(connection: &Connection, end: &End<'_>, hints: u32) -> bool {
+pub(crate) fn has_no_request(connection: &Connection, end: &End<'_>, hints: u32) -> bool {
     let entry = connection.entry;
     end.tx_mode() == Mode::Ring
         && !connection::commanded(entry)
@@ -89,9 +89,9 @@ pub(crate) fn is_content(connection: &Connection, end: &End<'_>, hints: u32) -> 
 }
 
 #[cold]
-fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+fn follow_requests_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let entry = connection.entry;
-    let noted = Noted::of(entry);
+    let noted = FormerReason::of(entry);
     let flags = entry.flags.load(Ordering::Relaxed);
     // Acquire pairs with the adapter's Release store in `Tables::set_peer_gone`.
     let command = entry.command.load(Ordering::Acquire);
@@ -104,9 +104,9 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     if !end.is_welcome() && turns::is_unaccepted(connection, end) {
         return Err(errno::GOES_BACK);
     }
-    let has_to_be_down = tell_wishes(connection, end, command, held_down);
+    let has_to_be_down = publish_refusal(connection, end, command, held_down);
     match (end.tx_mode() == Mode::Ring, has_to_be_down) {
-        (true, true) => come_down(connection, end, command),
+        (true, true) => move_down(connection, end, command),
         (true, false) => Ok(()),
         (false, true) => {
             if end.records_pending() || end.rx_mode() != Mode::Carrier {
@@ -121,14 +121,14 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
 }
 
 /// The reason of a connection as it was before its flags were looked at.
-struct Noted<'a> {
+struct FormerReason<'a> {
     entry: &'a Entry,
     reason: u32,
 }
 
-impl Noted<'_> {
-    fn of(entry: &Entry) -> Noted<'_> {
-        Noted {
+impl FormerReason<'_> {
+    fn of(entry: &Entry) -> FormerReason<'_> {
+        FormerReason {
             entry,
             // Acquire pairs with the Release store in `Connection::pin`: where its reason is seen,
             // its flag is, too. Where the pin comes later, it replaces ours, or `replace` does
@@ -192,7 +192,7 @@ pub(crate) fn is_released(entry: &Entry) -> bool {
 
 /// Tells the peer whether its direction is to come down, too. True when ours has to be on the
 /// carrier.
-fn tell_wishes(connection: &Connection, end: &End<'_>, command: u32, held_down: bool) -> bool {
+fn publish_refusal(connection: &Connection, end: &End<'_>, command: u32, held_down: bool) -> bool {
     let entry = connection.entry;
     let flags = entry.flags.load(Ordering::Relaxed);
     let pinned = flags & FLAG_PINNED != 0;
@@ -215,9 +215,9 @@ fn tell_wishes(connection: &Connection, end: &End<'_>, command: u32, held_down: 
 }
 
 /// Our direction is a ring, and goes back to the carrier.
-fn come_down(connection: &Connection, end: &End<'_>, command: u32) -> Result<(), i32> {
+fn move_down(connection: &Connection, end: &End<'_>, command: u32) -> Result<(), i32> {
     // The peer stores `head` before `abandoned`.
-    let is_lost = !end.theirs().wake.abandoned.load(SIDE_SEEN).is(0)
+    let is_lost = !end.theirs().wake.abandoned.load(SIDE_ACQUIRE).is(0)
         && !end.is_asked_to_resend()
         && end.theirs().consume.head.load(Ordering::Relaxed)
             != connection.entry.tx_ring.load(Ordering::Relaxed);
@@ -227,7 +227,8 @@ fn come_down(connection: &Connection, end: &End<'_>, command: u32) -> Result<(),
     // A peer that refuses has brought its own direction down and expects that of ours: it needs no
     // call. A program without rings may read beside it, and would take a doorbell for data.
     let wake = &end.theirs().wake;
-    let is_attentive = || wake.refuse.load(SIDE_SEEN).is(0) && wake.abandoned.load(SIDE_SEEN).is(0);
+    let is_attentive =
+        || wake.refuse.load(SIDE_ACQUIRE).is(0) && wake.abandoned.load(SIDE_ACQUIRE).is(0);
     match command {
         COMMAND_YIELD if is_attentive() => notifier::call_peer(connection, end),
         // Both directions are to come down: a peer that sleeps should hear of it.
@@ -241,7 +242,7 @@ fn come_down(connection: &Connection, end: &End<'_>, command: u32) -> Result<(),
 }
 
 /// Our direction is on the carrier, and goes up to the ring if the peer is there.
-fn go_up(connection: &Connection, end: &End<'_>, noted: &Noted<'_>) -> Result<(), i32> {
+fn go_up(connection: &Connection, end: &End<'_>, noted: &FormerReason<'_>) -> Result<(), i32> {
     membership::take_from_kernel(connection);
     let is_up = end
         .try_up()
@@ -261,7 +262,7 @@ pub(crate) fn service(connection: &Connection) {
         let Some(_held) = takeover::try_lock_sending(connection) else {
             return;
         };
-        let _ = attend(connection, &end);
+        let _ = follow_requests(connection, &end);
     }
     leaving::declare(connection, &end);
     if end.tx_mode() == Mode::Carrier
@@ -307,12 +308,12 @@ pub(crate) fn leave_ring(connection: &Connection, reason: Reason) -> bool {
 /// Another program gets the descriptor, too, and this one goes on with it: both directions become
 /// the kernel's for good, so that what either writes is in the stream. Unread bytes in the ring
 /// stay for this program.
-pub(crate) fn lend(connection: &Connection) {
-    lend_for(connection, Reason::Passed);
+pub(crate) fn keep_on_carrier(connection: &Connection) {
+    keep_on_carrier_for(connection, Reason::Passed);
 }
 
-/// As [`lend`], for another reason: the kernel writes to it beside this program.
-pub(crate) fn lend_for(connection: &Connection, reason: Reason) {
+/// As [`keep_on_carrier`], for another reason: the kernel writes to it beside this program.
+pub(crate) fn keep_on_carrier_for(connection: &Connection, reason: Reason) {
     if leave_ring(connection, reason)
         && let Some(end) = connection.inside()
     {
@@ -326,7 +327,7 @@ pub(crate) fn lend_for(connection: &Connection, reason: Reason) {
 fn silence(connection: &Connection, end: &End<'_>) {
     if end.asks_for_credit() {
         // A thread waits for credit, and only a doorbell can wake it.
-        return doorbells::tidy(connection, end);
+        return doorbells::try_drain(connection, end);
     }
     let start = sys::now_ns();
     loop {
@@ -345,7 +346,7 @@ fn silence(connection: &Connection, end: &End<'_>) {
                 }
                 if doorbells::take_all(connection, end) {
                     // The doorbell may have been for an epoll instance.
-                    news::nudge(connection);
+                    news::push_ready_and_wake(connection);
                     return;
                 }
             }
@@ -429,7 +430,7 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
         }
         pause_after(waited);
     }
-    end.ours().wake.abandoned.store(1, SIDE_TOLD);
+    end.ours().wake.abandoned.store(1, SIDE_RELEASE);
     if unread || !is_quiet {
         // The bytes that have come on the carrier since are dropped, too, because they follow the
         // lost bytes.
@@ -475,7 +476,7 @@ pub(crate) fn resend_if_asked(connection: &Connection, end: &End<'_>) {
     // The holder of the lock is in a send, and each send begins with this check. It is also made
     // again at the next look.
     if let Some(_held) = takeover::try_lock_sending(connection) {
-        let _ = attend(connection, end);
+        let _ = follow_requests(connection, end);
     }
 }
 
@@ -503,7 +504,7 @@ pub(crate) fn shutting(connection: &Connection, how: i32) {
             end.ours()
                 .wake
                 .closed
-                .fetch_or(toehold_channel::layout::CLOSED_TX, SIDE_TOLD);
+                .fetch_or(toehold_channel::layout::CLOSED_TX, SIDE_RELEASE);
         }
     } else {
         entry.flags.fetch_or(flags, Ordering::Relaxed);
@@ -532,7 +533,7 @@ pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>, receiving
         return;
     };
     if end.tx_mode() != Mode::Ring {
-        let _ = attend(connection, end);
+        let _ = follow_requests(connection, end);
     }
     if end.tx_mode() == Mode::Ring {
         let _ = notifier::notify(connection, end);
@@ -548,7 +549,7 @@ mod tests {
     /// A command and its end, with the reason that was noted at each.
     fn commanded(entry: &Entry, command: u32) -> [Option<Reason>; 2] {
         [command, COMMAND_NONE].map(|command| {
-            Noted::of(entry).note_reason(command, false);
+            FormerReason::of(entry).note_reason(command, false);
             Reason::from_word(entry.reason.load(Ordering::Relaxed))
         })
     }
@@ -591,7 +592,7 @@ mod tests {
     #[test]
     fn a_connection_that_is_pinned_meanwhile_keeps_the_reason() {
         let entry = Entry::default();
-        let noted = Noted::of(&entry);
+        let noted = FormerReason::of(&entry);
         entry.flags.store(FLAG_PINNED, Ordering::Relaxed);
         entry.reason.store(Reason::Passed as u32, Ordering::Relaxed);
         noted.replace(Reason::None);

@@ -122,7 +122,7 @@ fn ring_in_any_case(connection: &Connection, end: &End<'_>) {
     if end.tx_mode() == Mode::Ring && !is_peer_gone {
         // For the ready bitmap. A fault has ended the connection by now.
         let _ = notifier::must_ring(connection, end);
-        notifier::ring_or_come_down_if_open(connection, end);
+        notifier::ring_or_move_down_if_open(connection, end);
     }
 }
 

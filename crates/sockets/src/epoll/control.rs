@@ -11,13 +11,13 @@ use crate::connection::closing;
 use crate::connection::{self, Connection};
 use crate::epoll::early::control_early;
 use crate::epoll::first_wait;
-use crate::epoll::instance::{Epoll, MEMBERS, ONCE_KNOWN, ONCE_ORDINARY, epoll};
+use crate::epoll::instance::{Epoll, MEMBERS_SEQ_CST, ONCE_KNOWN, ONCE_ORDINARY, epoll};
 use crate::epoll::kernel_registrations::{kick, modify_kernels};
 use crate::epoll::lists::push_news;
 use crate::epoll::membership::{answered, become_ours, leave, take_members_from_kernel};
 use crate::epoll::nested::control_nested;
 use crate::epoll::registration::{
-    ANSWER_EVENTS, CARRIER_EVENTS, LINKED, Registration, State, TAG, WRITABLE,
+    ANSWER_EVENTS, CARRIER_EVENTS, LINK_RELEASE, Registration, State, TAG, WRITABLE,
     allocate_registration, armed, find, free_registration, registration, tag, untag,
 };
 use crate::lock::PrivateHeld;
@@ -247,8 +247,8 @@ impl InKernel {
         let list = &connection.local.registrations;
         one.next
             .store(list.load(Ordering::Relaxed), Ordering::Relaxed);
-        one.connection.store(connection.index + 1, LINKED);
-        list.store(n, LINKED);
+        one.connection.store(connection.index + 1, LINK_RELEASE);
+        list.store(n, LINK_RELEASE);
         Some(())
     }
 
@@ -336,7 +336,7 @@ fn take_back(
         seen_waits::seen(connection);
         one.set(armed(event.events), event.u64);
         one.rearm();
-        epoll.ours.fetch_add(1, MEMBERS);
+        epoll.ours.fetch_add(1, MEMBERS_SEQ_CST);
         become_ours(epoll, number, connection, one, n);
         push_news(epoll, n);
     }

@@ -9,7 +9,7 @@ use crate::connection::Connection;
 use crate::epoll::instance::{Epoll, epoll};
 use crate::epoll::kernel_registrations::modify_kernels;
 use crate::epoll::registration::{
-    LINKED, ONESHOT, State, allocate_registration, armed, free_registration, registration,
+    LINK_RELEASE, ONESHOT, State, allocate_registration, armed, free_registration, registration,
 };
 use crate::lock;
 use crate::process::descriptors;
@@ -133,10 +133,10 @@ pub(crate) fn adopt(connection: &Connection, first: u32) {
             .store(connection.generation, Ordering::Relaxed);
         let once = one.events() & ONESHOT != 0 && is_waited_on;
         one.become_state(if once { State::Once } else { State::Plain });
-        one.connection.store(connection.index + 1, LINKED);
+        one.connection.store(connection.index + 1, LINK_RELEASE);
         n = one.next.load(Ordering::Relaxed);
     }
-    connection.local.registrations.store(first, LINKED);
+    connection.local.registrations.store(first, LINK_RELEASE);
 }
 
 /// Writes the registrations of an unconnected socket to `out`, with their instances, as many as

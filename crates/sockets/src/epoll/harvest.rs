@@ -4,16 +4,16 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 use libc::{EPOLLERR, EPOLLHUP, EPOLLRDHUP, epoll_event};
-use toehold_channel::doorbell::WAKING;
+use toehold_channel::doorbell::WAKE_SEQ_CST;
 use toehold_channel::layout::CAPACITY_LOG2_MIN;
 use toehold_freestanding::prefetch;
 use toehold_stream::interest::Look;
 
 use crate::connection::Connection;
-use crate::epoll::instance::{BATCH, Epoll, MEMBERS};
+use crate::epoll::instance::{BATCH, Epoll, MEMBERS_SEQ_CST};
 use crate::epoll::kernel_registrations::kick;
 use crate::epoll::lists::{pop_ready, push_news, push_ready};
-use crate::epoll::nested::Told;
+use crate::epoll::nested::ReportedInstances;
 use crate::epoll::parked::{listener_events, wake_one};
 use crate::epoll::registration::{EDGE, READINESS, Registration, peer_tail, registration};
 use crate::system::sys;
@@ -92,7 +92,7 @@ impl Epoll {
                 // A full barrier: what the marker published before it set the bit is seen when the
                 // member is looked at.
                 // Any bits will do: each stands for a slot that is looked up.
-                let mut bits = word.swap(0, WAKING).capped(u64::MAX);
+                let mut bits = word.swap(0, WAKE_SEQ_CST).capped(u64::MAX);
                 while bits != 0 {
                     let slot = w as u32 * 64 + bits.trailing_zeros();
                     bits &= bits - 1;
@@ -124,14 +124,14 @@ impl Epoll {
         let mut batch = Batch::new(generation);
         batch.take(self, out.len());
         drop(held);
-        self.tell(&batch, out, consume)
+        self.report_batch(&batch, out, consume)
     }
 
     /// [`Epoll::sweep`] and [`Epoll::harvest`] under one lock.
     pub(super) fn sweep_and_harvest(&self, generation: u32, out: &mut [epoll_event]) -> usize {
         let mut batch = Batch::new(generation);
         match self.sweep_and_take(&mut batch, out.len()) {
-            true => self.tell(&batch, out, true),
+            true => self.report_batch(&batch, out, true),
             false => 0,
         }
     }
@@ -143,7 +143,7 @@ impl Epoll {
         &self,
         generation: u32,
         out: &mut [epoll_event],
-        told: &mut Told,
+        told: &mut ReportedInstances,
     ) -> usize {
         match self.nested_count.load(Ordering::Relaxed) {
             0 => self.sweep_and_harvest(generation, out),
@@ -152,7 +152,7 @@ impl Epoll {
     }
 
     /// [`Epoll::sweep`] and the first half of [`Epoll::harvest`], of at most `most` members. On
-    /// true the caller goes on with [`Epoll::tell`], with room for `most` events.
+    /// true the caller goes on with [`Epoll::report_batch`], with room for `most` events.
     #[inline(always)]
     fn sweep_and_take(&self, batch: &mut Batch, most: usize) -> bool {
         let _held = self.lock.lock();
@@ -164,7 +164,7 @@ impl Epoll {
     }
 
     /// The second half of a harvest. The caller does not hold the lock.
-    fn tell(&self, batch: &Batch, out: &mut [epoll_event], consume: bool) -> usize {
+    fn report_batch(&self, batch: &Batch, out: &mut [epoll_event], consume: bool) -> usize {
         let members = batch.members();
         if members.len() > 1 {
             // For a single member a prefetch gains nothing.
@@ -234,7 +234,7 @@ impl Epoll {
     /// already rung once. Not to be called with the lock held.
     #[inline]
     pub(super) fn share(&self) {
-        let left = self.ready_head.load(MEMBERS);
+        let left = self.ready_head.load(MEMBERS_SEQ_CST);
         if left != 0 && self.sleepers.any() {
             if left == self.listener.load(Ordering::Relaxed) {
                 wake_one(self);

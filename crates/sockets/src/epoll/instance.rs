@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use crate::epoll::registration::{self, Registration, State, tells_once};
+use crate::epoll::registration::{self, Registration, State, is_reported_once};
 use crate::lock;
 use crate::memory::chunks::Chunks;
 use crate::memory::pairs::Pair;
@@ -28,12 +28,12 @@ const NESTED_LOG2: u32 = 6;
 /// the members (`ours`, `pair_count`, `ready_head`). A thread that changes the members looks at
 /// `sleepers` afterwards. The look at the members pairs with the look at `sleepers`: at least one
 /// of them sees the other side's store.
-pub(super) const MEMBERS: Ordering = Ordering::SeqCst;
+pub(super) const MEMBERS_SEQ_CST: Ordering = Ordering::SeqCst;
 
-/// In [`Epoll::tells_once`]: a file of another kind, or a connection without a registration in our
-/// table.
+/// In [`Epoll::reported_once`]: a file of another kind, or a connection without a registration in
+/// our table.
 pub(super) const ONCE_ORDINARY: u32 = 1;
-/// In [`Epoll::tells_once`]: a registration of our table, which the kernel answered when it was
+/// In [`Epoll::reported_once`]: a registration of our table, which the kernel answered when it was
 /// made.
 pub(super) const ONCE_KNOWN: u32 = 2;
 
@@ -71,7 +71,7 @@ pub(super) struct Epoll {
     /// call ([`super::waiting`]).
     pub(super) kernel_news_ns: AtomicU64,
     pub(super) last_peer_processor: AtomicU32,
-    /// When a thread that waits on it last slept, or let others run ([`super::giving_way`]).
+    /// When a thread that waits on it last slept, or let others run ([`super::yielding`]).
     pub(super) runs_since_ns: AtomicU64,
     pub(super) pairs: [AtomicPtr<Pair>; PAIRS_MAX],
     pub(super) bitmaps: [AtomicU32; PAIRS_MAX],
@@ -82,7 +82,7 @@ pub(super) struct Epoll {
     pub(super) nested_turn: AtomicU32,
     /// Kinds of members that the kernel reports only once, because they are edge-triggered or
     /// one-shot ([`Epoll::note_ordinary`]): [`ONCE_ORDINARY`], [`ONCE_KNOWN`].
-    pub(super) tells_once: AtomicU32,
+    pub(super) reported_once: AtomicU32,
     /// The listener's registration ([`super::parked`]), 0 for none.
     pub(super) listener: AtomicU32,
     /// Counts news of accelerated members, for edge-triggered registrations of this instance in
@@ -168,7 +168,7 @@ impl Sleepers {
 
     #[inline]
     pub(super) fn enter(&self) -> Counted {
-        Counted((self.0.fetch_add(1, MEMBERS) >> 32) as u32)
+        Counted((self.0.fetch_add(1, MEMBERS_SEQ_CST) >> 32) as u32)
     }
 
     /// Counts the thread out. True when other threads sleep. `None` when the instance on which it
@@ -179,13 +179,16 @@ impl Sleepers {
             let is_in = (word >> 32) as u32 == use_of && word & Self::COUNT != 0;
             is_in.then(|| word - 1)
         };
-        let before = self.0.fetch_update(MEMBERS, Ordering::Relaxed, less).ok()?;
+        let before = self
+            .0
+            .fetch_update(MEMBERS_SEQ_CST, Ordering::Relaxed, less)
+            .ok()?;
         Some(before & Self::COUNT > 1)
     }
 
     #[inline]
     pub(super) fn any(&self) -> bool {
-        self.0.load(MEMBERS) & Self::COUNT != 0
+        self.0.load(MEMBERS_SEQ_CST) & Self::COUNT != 0
     }
 
     /// Forgets all sleepers: they sleep on the former instance, or in the parent.
@@ -259,8 +262,8 @@ pub(crate) fn forget_pair(pair: &Pair) {
 impl Epoll {
     #[inline]
     fn needs_library(&self) -> bool {
-        self.ours.load(MEMBERS) != 0
-            || self.pair_count.load(MEMBERS) != 0
+        self.ours.load(MEMBERS_SEQ_CST) != 0
+            || self.pair_count.load(MEMBERS_SEQ_CST) != 0
             || self.nested_count.load(Ordering::Relaxed) != 0
     }
 
@@ -291,20 +294,20 @@ impl Epoll {
     /// Records that a member of this `kind` is going to be registered with the kernel for `events`,
     /// if the kernel will report them only once. `is_member` is asked only if that would be new.
     pub(super) fn note_ordinary(&self, events: u32, kind: u32, is_member: impl Fn() -> bool) {
-        let known = || self.tells_once.load(Ordering::Relaxed) & kind != 0;
-        if tells_once(events) && !known() && is_member() {
-            self.tells_once.fetch_or(kind, Ordering::Relaxed);
+        let known = || self.reported_once.load(Ordering::Relaxed) & kind != 0;
+        if is_reported_once(events) && !known() && is_member() {
+            self.reported_once.fetch_or(kind, Ordering::Relaxed);
         }
     }
 
     /// True when the kernel may have a member that it reports only once. Tracked connections that
     /// were such members may be answered by the library now.
-    pub(super) fn has_told_once(&self) -> bool {
-        match self.tells_once.load(Ordering::Relaxed) {
+    pub(super) fn may_have_reported_once(&self) -> bool {
+        match self.reported_once.load(Ordering::Relaxed) {
             0 => false,
             ONCE_KNOWN => self
                 .registrations()
-                .any(|(_, one)| one.is_kernels() && tells_once(one.events())),
+                .any(|(_, one)| one.is_kernels() && is_reported_once(one.events())),
             _ => true,
         }
     }
@@ -318,14 +321,14 @@ impl Epoll {
     /// Counts a member whose owner changes between the kernel and the library. The caller holds the
     /// lock.
     pub(super) fn note_move(&self) {
-        self.moves.fetch_add(1, MEMBERS);
+        self.moves.fetch_add(1, MEMBERS_SEQ_CST);
     }
 
     /// How often the owner of a member has changed. If a call finds one number before its look at
     /// the rings and after the kernel's answer, no owner changed in between.
     #[inline]
     pub(super) fn moves(&self) -> u32 {
-        self.moves.load(MEMBERS)
+        self.moves.load(MEMBERS_SEQ_CST)
     }
 
     pub(super) fn known_nested(&self) -> impl DoubleEndedIterator<Item = &Nested> {

@@ -11,7 +11,7 @@ use crate::direction::doorbells;
 use crate::epoll::instance::Epoll;
 use crate::epoll::lists::{push_news, push_ready};
 use crate::epoll::membership::believe_kernel;
-use crate::epoll::nested::Told;
+use crate::epoll::nested::ReportedInstances;
 use crate::epoll::parked::note_end;
 use crate::epoll::registration::{State, registration, untag};
 use crate::express::{self, published, turns};
@@ -22,13 +22,17 @@ impl Epoll {
     /// Sorts the kernel's events. Tagged events go to the ready list. Ordinary events stay; so do
     /// events of nested instances, if they hold and are not among `told`. Returns how many events
     /// stayed.
-    pub(super) fn sort_kernel_events(&self, events: &mut [epoll_event], told: &Told) -> usize {
+    pub(super) fn sort_kernel_events(
+        &self,
+        events: &mut [epoll_event],
+        told: &ReportedInstances,
+    ) -> usize {
         if events.is_empty() {
             return 0;
         }
         self.judge_nested(events, told);
         take_answers(events);
-        tidy_carriers(events);
+        drain_carriers(events);
         let mut kept = 0;
         let mut strange = 0;
         let held = self.lock.lock();
@@ -100,7 +104,7 @@ fn take_answers(events: &mut [epoll_event]) {
 }
 
 /// Takes the doorbells that woke us off their carriers. No lock is held: this takes system calls.
-fn tidy_carriers(events: &[epoll_event]) {
+fn drain_carriers(events: &[epoll_event]) {
     let rung = events
         .iter()
         .filter(|event| event.events & EPOLLIN as u32 != 0)
@@ -122,7 +126,7 @@ fn tidy_carriers(events: &[epoll_event]) {
             // the connection.
             continue;
         }
-        doorbells::tidy(&connection, &end);
+        doorbells::try_drain(&connection, &end);
     }
 }
 

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::READY_BITMAPS;
 
-use crate::connection::orderings::LAST_OUT;
+use crate::connection::orderings::LAST_USER_ACQ_REL;
 use crate::epoll::early::{EARLY_LOCK, forget_early};
 use crate::epoll::first_wait;
 use crate::epoll::instance::{EPOLLS, EPOLLS_MAX, epoll};
@@ -46,7 +46,7 @@ pub(crate) fn created(fd: i32) {
                 &epoll.polled,
                 &epoll.pair_count,
                 &epoll.nested_count,
-                &epoll.tells_once,
+                &epoll.reported_once,
                 &epoll.listener,
                 &epoll.waits,
             ] {
@@ -78,7 +78,7 @@ pub(crate) fn duplicated(number: u32) {
 /// Descriptor `fd` of instance `number` is being closed, and was removed from our table.
 pub(crate) fn closing(number: u32, fd: i32) {
     let Some(epoll) = epoll(number) else { return };
-    if epoll.descriptors.fetch_sub(1, LAST_OUT) != 1 {
+    if epoll.descriptors.fetch_sub(1, LAST_USER_ACQ_REL) != 1 {
         if epoll.fd.load(Ordering::Relaxed) == fd + 1 {
             // Our system calls must not go to the next file with this number.
             if let Some(other) = descriptors::descriptor_of_epoll(number) {

@@ -8,13 +8,13 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::{WAKING, WakeWord};
+use toehold_channel::doorbell::{WAKE_SEQ_CST, WakeWord};
 use toehold_channel::layout::READY_BITS;
 use toehold_channel::sync::fence;
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
-use crate::epoll::instance::{EPOLLS_MAX, Epoll, MEMBERS, PAIRS_MAX, epoll};
+use crate::epoll::instance::{EPOLLS_MAX, Epoll, MEMBERS_SEQ_CST, PAIRS_MAX, epoll};
 use crate::epoll::kernel_registrations::{kernel_has_ours, kernel_has_programs, replace};
 use crate::epoll::lists::{push_ready, remove_polled, remove_ready};
 use crate::epoll::nested::give_nested;
@@ -113,7 +113,7 @@ pub(super) fn take_members_from_kernel(connection: &Connection) {
         }
         let held = epoll.lock.lock();
         if plain {
-            epoll.ours.fetch_add(1, MEMBERS);
+            epoll.ours.fetch_add(1, MEMBERS_SEQ_CST);
             become_ours(epoll, number, connection, one, n);
         } else if several && one.moves(State::InBitmap, State::Polled) {
             epoll.link_polled(one, n);
@@ -378,12 +378,12 @@ pub(super) fn give_bitmap(
         })?;
         epoll.pairs[count].store(pointer, Ordering::Relaxed);
         epoll.bitmaps[count].store(index as u32, Ordering::Relaxed);
-        epoll.pair_count.store(count as u32 + 1, MEMBERS);
+        epoll.pair_count.store(count as u32 + 1, MEMBERS_SEQ_CST);
         // Threads may sleep already.
         let sleeps = epoll.sleepers.any();
         pair.ours(index as u32)?
             .sleeping
-            .store(u32::from(sleeps), WAKING);
+            .store(u32::from(sleeps), WAKE_SEQ_CST);
         bitmap = Some(index);
     }
     pair.registration(slot)?.store(n, Ordering::Relaxed);

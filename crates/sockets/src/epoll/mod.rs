@@ -23,13 +23,12 @@
 //!   program may wait past us;
 //! - [`harvest`]: events; [`kernel_events`]: those that the kernel has; [`sleeping`]; [`nested`]:
 //!   an instance from outside;
-//! - [`waiting`]: `epoll_wait`; [`giving_way`]: to a peer that waits behind a busy thread;
+//! - [`waiting`]: `epoll_wait`; [`yielding`]: a busy thread yields to a waiting peer;
 //!   [`control`](mod@control): `epoll_ctl`; [`lifetime`].
 
 pub(crate) mod control;
 pub(crate) mod early;
 pub(crate) mod first_wait;
-mod giving_way;
 mod harvest;
 pub(crate) mod instance;
 mod kernel_events;
@@ -44,3 +43,4 @@ pub(crate) mod parked;
 mod registration;
 pub(crate) mod sleeping;
 pub(crate) mod waiting;
+mod yielding;

@@ -4,10 +4,10 @@
 //! The kernel reports an instance as readable when it has any event for it, even if that is only an
 //! event for the library. In that case the events are taken and sorted: the library's go to the
 //! ready list; the events of ordinary members come again from the kernel when the program asks. But
-//! an event that the kernel reports only once ([`Epoll::has_told_once`]) must not be taken from the
-//! program. For such an instance the doorbells are taken off their carriers instead, and the kernel
-//! is asked again. It may still report the instance as readable once without cause, for an event
-//! that is not a doorbell.
+//! an event that the kernel reports only once ([`Epoll::may_have_reported_once`]) must not be taken
+//! from the program. For such an instance the doorbells are taken off their carriers instead, and
+//! the kernel is asked again. It may still report the instance as readable once without cause, for
+//! an event that is not a doorbell.
 //!
 //! A nested instance is registered with a tag of the library. A kernel event for it is checked here
 //! ([`Epoll::judge_nested`]), and becomes the program's event if it holds. News that the kernel
@@ -83,7 +83,7 @@ pub(super) fn control_nested(
 
 /// An id that no instance inside `epoll` has. The caller holds the lock.
 fn free_id(epoll: &Epoll) -> u32 {
-    let mut taken = Told::NONE;
+    let mut taken = ReportedInstances::NONE;
     for one in epoll.known_nested() {
         taken.add(one.id.load(Ordering::Relaxed));
     }
@@ -259,11 +259,11 @@ impl Epoll {
             news.has_programs = is_readable();
             return news;
         }
-        if self.tells_once.load(Ordering::Relaxed) != 0 {
+        if self.reported_once.load(Ordering::Relaxed) != 0 {
             if !is_readable() {
                 return news;
             }
-            if self.has_told_once() {
+            if self.may_have_reported_once() {
                 // A poll takes members off the kernel's list that are not ready any more.
                 news.has_programs = !self.takes_doorbells_off() || is_readable();
                 return news;
@@ -272,7 +272,7 @@ impl Epoll {
         loop {
             let mut events = [epoll_event { events: 0, u64: 0 }; BATCH];
             let count = sys::epoll_look(fd, &mut events);
-            let programs = self.sort_kernel_events(&mut events[..count], &Told::NONE);
+            let programs = self.sort_kernel_events(&mut events[..count], &ReportedInstances::NONE);
             news.took_ours |= count > programs;
             news.has_programs |= programs > 0;
             // The library's registrations are edge-triggered, so each look finds fewer.
@@ -304,7 +304,7 @@ impl Epoll {
     /// Checks the kernel's `events`. An event of a nested instance becomes the program's, if it
     /// holds and the instance is not among `told`; otherwise it keeps the library's tag and is
     /// dropped. No lock is held.
-    pub(super) fn judge_nested(&self, events: &mut [epoll_event], told: &Told) {
+    pub(super) fn judge_nested(&self, events: &mut [epoll_event], told: &ReportedInstances) {
         if self.nested_count.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -317,7 +317,7 @@ impl Epoll {
     }
 
     /// The program's data for the nested instance `id`, if it is to be reported.
-    fn judge(&self, id: u32, told: &Told) -> Option<u64> {
+    fn judge(&self, id: u32, told: &ReportedInstances) -> Option<u64> {
         let (inner, events) = {
             let _held = self.lock.lock();
             let one = self.nested_by(id)?;
@@ -387,7 +387,7 @@ impl Epoll {
         &self,
         generation: u32,
         out: &mut [epoll_event],
-        told: &mut Told,
+        told: &mut ReportedInstances,
     ) -> usize {
         let share = match out.len() {
             1 => self.nested_turn.fetch_xor(1, Ordering::Relaxed) as usize,
@@ -400,7 +400,7 @@ impl Epoll {
 
     /// Writes the events of nested instances that are not among `told`, and records them there.
     /// The next look begins behind the last instance that was reported.
-    fn nested_events(&self, out: &mut [epoll_event], told: &mut Told) -> usize {
+    fn nested_events(&self, out: &mut [epoll_event], told: &mut ReportedInstances) -> usize {
         let count = self.nested_count.load(Ordering::Relaxed) as usize;
         let first = self.nested_first.load(Ordering::Relaxed) as usize;
         let mut written = 0;
@@ -449,12 +449,12 @@ impl Nested {
 
 /// The nested instances that one call has reported. The kernel may report them as well. Most calls
 /// report none.
-pub(super) struct Told(Option<[u64; IDS_WORDS]>);
+pub(super) struct ReportedInstances(Option<[u64; IDS_WORDS]>);
 
 const IDS_WORDS: usize = NESTED_MAX / 64 + 1;
 
-impl Told {
-    pub(super) const NONE: Told = Told(None);
+impl ReportedInstances {
+    pub(super) const NONE: ReportedInstances = ReportedInstances(None);
 
     #[inline]
     fn has(&self, id: u32) -> bool {

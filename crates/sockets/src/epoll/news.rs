@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::{WAKING, WakeWord, mark};
+use toehold_channel::doorbell::{WAKE_SEQ_CST, WakeWord, mark};
 
 use crate::connection::Connection;
 use crate::epoll::instance::epoll;
@@ -42,7 +42,7 @@ pub(crate) fn writing_blocked(connection: &Connection) {
 
 /// Puts `connection` on the ready list of its epoll instance, and wakes a thread that sleeps there.
 /// For news that no peer marks, or whose doorbell another thread has taken.
-pub(crate) fn nudge(connection: &Connection) {
+pub(crate) fn push_ready_and_wake(connection: &Connection) {
     let resting = sleepers::resting(connection);
     let Ok(WakeWord::Bitmap { bitmap, bit }) = WakeWord::from_untrusted(resting) else {
         return;
@@ -54,7 +54,7 @@ pub(crate) fn nudge(connection: &Connection) {
     };
     mark(bitmap, bit);
     // An instance of another process is woken by the doorbell, which stays on the carrier for it.
-    if bitmap.sleeping.load(WAKING).is(1) && !sleepers::is_resting_anothers(connection) {
+    if bitmap.sleeping.load(WAKE_SEQ_CST).is(1) && !sleepers::is_resting_anothers(connection) {
         let number = pair
             .registration(bit)
             .map_or(0, |number| number.load(Ordering::Relaxed));
@@ -83,7 +83,7 @@ pub(crate) fn awaits_doorbell(connection: &Connection) -> bool {
     };
     let user = pair.epolls.get(index as usize);
     let number = user.map_or(0, |user| user.load(Ordering::Relaxed));
-    bitmap.sleeping.load(WAKING).is(0)
+    bitmap.sleeping.load(WAKE_SEQ_CST).is(0)
         && number
             .checked_sub(1)
             .and_then(epoll)

@@ -22,7 +22,7 @@ use crate::epoll::lists::{push_news, remove_ready};
 use crate::epoll::membership::{give_bitmap, leave, set_resting_wake};
 use crate::epoll::orphans::put_under;
 use crate::epoll::registration::{
-    CARRIER_EVENTS, LINKED, READABLE, Registration, State, TAG, allocate_registration, armed,
+    CARRIER_EVENTS, LINK_RELEASE, READABLE, Registration, State, TAG, allocate_registration, armed,
     each_registration, free_registration, registration, tag,
 };
 use crate::express::published;
@@ -30,7 +30,7 @@ use crate::system::sys;
 
 /// The registration that a parked carrier keeps.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Keeps {
+pub(crate) enum KeptRegistration {
     /// The registration with that instance; it is made if there is none.
     Of(u32),
     /// Any, if there is one.
@@ -41,14 +41,18 @@ pub(crate) enum Keeps {
 /// The program closes its last descriptor of `connection`, and the carrier is parked under the
 /// descriptor `high`. Keeps one registration for the carrier, and ends the others. False when there
 /// is no registration.
-pub(crate) fn put_away(connection: &Connection, high: i32, keeps: Keeps) -> bool {
+pub(crate) fn park_registrations(
+    connection: &Connection,
+    high: i32,
+    keeps: KeptRegistration,
+) -> bool {
     let _members = connection.local.membership.lock();
     let mut has_one = false;
     each_registration(connection, |n, one| {
         let number = one.epoll.load(Ordering::Relaxed);
         let Some(epoll) = epoll(number) else { return };
         let is_fit = !has_one
-            && (keeps == Keeps::Any || keeps == Keeps::Of(number))
+            && (keeps == KeptRegistration::Any || keeps == KeptRegistration::Of(number))
             && [connection.fd, high].contains(&one.carrier());
         if is_fit && becomes_parked(epoll, one, n) {
             has_one = true;
@@ -63,8 +67,8 @@ pub(crate) fn put_away(connection: &Connection, high: i32, keeps: Keeps) -> bool
         leave(epoll, connection, n);
     });
     let is_made = || match keeps {
-        Keeps::Of(instance) => register(connection, high, instance).is_some(),
-        Keeps::Any | Keeps::None => false,
+        KeptRegistration::Of(instance) => register(connection, high, instance).is_some(),
+        KeptRegistration::Any | KeptRegistration::None => false,
     };
     has_one || is_made()
 }
@@ -107,8 +111,8 @@ fn register(connection: &Connection, high: i32, number: u32) -> Option<()> {
         connection.local.registrations.load(Ordering::Relaxed),
         Ordering::Relaxed,
     );
-    one.connection.store(connection.index + 1, LINKED);
-    connection.local.registrations.store(n, LINKED);
+    one.connection.store(connection.index + 1, LINK_RELEASE);
+    connection.local.registrations.store(n, LINK_RELEASE);
     Some(())
 }
 

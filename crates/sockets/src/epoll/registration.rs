@@ -27,11 +27,11 @@ const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 const ARMINGS_MAX: u32 = (1 << (32 - NUMBER_BITS)) - 1;
 
 /// The ordering with which a registration is made visible (`Local::registrations`, its own
-/// `connection`), after its words were filled in. Pairs with the loads by [`FOLLOWED`].
-pub(super) const LINKED: Ordering = Ordering::Release;
+/// `connection`), after its words were filled in. Pairs with the loads by [`LINK_ACQUIRE`].
+pub(super) const LINK_RELEASE: Ordering = Ordering::Release;
 /// The ordering with which those links are loaded, before the registration's own words. Pairs with
-/// the stores by [`LINKED`].
-const FOLLOWED: Ordering = Ordering::Acquire;
+/// the stores by [`LINK_RELEASE`].
+const LINK_ACQUIRE: Ordering = Ordering::Acquire;
 
 /// One `epoll_ctl(ADD)` of a tracked connection. All zeroes is a free one.
 #[derive(Default)]
@@ -111,7 +111,7 @@ pub(super) fn untag(data: u64) -> Option<u32> {
 }
 
 /// True when the kernel reports a registration for `events` only once.
-pub(super) fn tells_once(events: u32) -> bool {
+pub(super) fn is_reported_once(events: u32) -> bool {
     events & (EDGE | ONESHOT) != 0
 }
 
@@ -135,7 +135,7 @@ impl Registration {
     }
 
     pub(super) fn behind(&self) -> Option<Connection> {
-        let index = self.connection.load(FOLLOWED).checked_sub(1)?;
+        let index = self.connection.load(LINK_ACQUIRE).checked_sub(1)?;
         let connection = Connection {
             fd: self.carrier(),
             index,
@@ -192,7 +192,7 @@ impl Registration {
         let before = self.duplicate.swap(duplicate, Ordering::Relaxed);
         let was_borrowed = self.is_borrowed.swap(is_borrowed.into(), Ordering::Relaxed);
         if before != 0 && was_borrowed == 0 {
-            descriptors::disown(before - 1);
+            descriptors::close_own(before - 1);
         }
     }
 }
@@ -234,7 +234,7 @@ pub(super) fn find(
     number: u32,
     fd: i32,
 ) -> Option<(u32, &'static Registration)> {
-    let mut n = connection.local.registrations.load(FOLLOWED);
+    let mut n = connection.local.registrations.load(LINK_ACQUIRE);
     while let Some(one) = registration(n) {
         if one.epoll.load(Ordering::Relaxed) == number && one.fd.load(Ordering::Relaxed) == fd {
             return Some((n, one));
@@ -248,7 +248,7 @@ pub(super) fn each_registration(
     connection: &Connection,
     mut each: impl FnMut(u32, &'static Registration),
 ) {
-    let mut n = connection.local.registrations.load(FOLLOWED);
+    let mut n = connection.local.registrations.load(LINK_ACQUIRE);
     while let Some(one) = registration(n) {
         let next = one.next.load(Ordering::Relaxed);
         each(n, one);
@@ -260,7 +260,7 @@ pub(super) fn unlink(connection: &Connection, number: u32) {
     let mut place = &connection.local.registrations;
     while let Some(one) = registration(place.load(Ordering::Relaxed)) {
         if place.load(Ordering::Relaxed) == number {
-            place.store(one.next.load(Ordering::Relaxed), LINKED);
+            place.store(one.next.load(Ordering::Relaxed), LINK_RELEASE);
             return;
         }
         place = &one.next;
@@ -270,7 +270,7 @@ pub(super) fn unlink(connection: &Connection, number: u32) {
 /// True when at most one instance has the connection. Several instances cannot share its one wake
 /// word.
 pub(super) fn is_only_member(connection: &Connection) -> bool {
-    registration(connection.local.registrations.load(FOLLOWED))
+    registration(connection.local.registrations.load(LINK_ACQUIRE))
         .is_none_or(|one| one.next.load(Ordering::Relaxed) == 0)
 }
 

@@ -5,7 +5,7 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::WAKING;
+use toehold_channel::doorbell::WAKE_SEQ_CST;
 use toehold_channel::sync::fence;
 use toehold_freestanding::memory;
 
@@ -71,7 +71,7 @@ impl Epoll {
                 continue;
             };
             if let Some(bitmap) = pair.ours(self.bitmaps[place].load(Ordering::Relaxed)) {
-                bitmap.sleeping.store(sleeping, WAKING);
+                bitmap.sleeping.store(sleeping, WAKE_SEQ_CST);
             }
         }
     }
@@ -87,7 +87,7 @@ pub(crate) struct Watch {
     piece: Option<Piece>,
     member_count: usize,
     instance_count: usize,
-    many: Option<Many>,
+    many: Option<MappedMembers>,
 }
 
 /// The first places of each are written, as many as [`Watch`] counts.
@@ -151,7 +151,7 @@ impl Watch {
                     self.member_count += arm_members(numbers, &mut lists.members[first..])
                 }
                 None => {
-                    let many = Many::armed(epoll, &mut self.many).ok_or(OutOfMemory)?;
+                    let many = MappedMembers::armed(epoll, &mut self.many).ok_or(OutOfMemory)?;
                     self.many = Some(many);
                 }
             }
@@ -196,20 +196,20 @@ pub(crate) struct OutOfMemory;
 /// ```text
 ///   those of another instance, if any │ armed members, `count` of `room` │ `room` numbers
 /// ```
-struct Many {
-    base: NonNull<Option<Many>>,
+struct MappedMembers {
+    base: NonNull<Option<MappedMembers>>,
     room: usize,
     count: usize,
 }
 
-impl Many {
+impl MappedMembers {
     /// Arms the members of `epoll`, and keeps those of `before`. `None`: there is no memory, and
     /// `before` stays where it is.
     #[cold]
-    fn armed(epoll: &Epoll, before: &mut Option<Many>) -> Option<Many> {
+    fn armed(epoll: &Epoll, before: &mut Option<MappedMembers>) -> Option<MappedMembers> {
         let mut room = 2 * POLLED_MAX;
         loop {
-            let mut many = Many::with_room(room)?;
+            let mut many = MappedMembers::with_room(room)?;
             let (members, numbers) = many.parts();
             if let Some(numbers) = epoll.polled_members(numbers) {
                 many.count = arm_members(numbers, members);
@@ -222,20 +222,20 @@ impl Many {
         }
     }
 
-    fn with_room(room: usize) -> Option<Many> {
-        let base = NonNull::new(sys::map_memory(Many::bytes(room)).cast())?;
+    fn with_room(room: usize) -> Option<MappedMembers> {
+        let base = NonNull::new(sys::map_memory(MappedMembers::bytes(room)).cast())?;
         let count = 0;
         // SAFETY: mapped, page-aligned, and ours alone.
         unsafe { base.write(None) };
-        Some(Many { base, room, count })
+        Some(MappedMembers { base, room, count })
     }
 
     fn bytes(room: usize) -> usize {
-        size_of::<Option<Many>>() + room * (size_of::<Armed>() + size_of::<u32>())
+        size_of::<Option<MappedMembers>>() + room * (size_of::<Armed>() + size_of::<u32>())
     }
 
     fn parts(&mut self) -> (&mut [MaybeUninit<Armed>], &mut [MaybeUninit<u32>]) {
-        const { assert!(align_of::<Armed>() <= align_of::<Option<Many>>()) };
+        const { assert!(align_of::<Armed>() <= align_of::<Option<MappedMembers>>()) };
         const { assert!(align_of::<u32>() <= align_of::<Armed>()) };
         // SAFETY: `with_room` has mapped as many of both behind the first word, and any bytes are
         // valid for them. The second array begins where the first one ends.
@@ -257,17 +257,17 @@ impl Many {
     }
 
     /// Takes the list of the instance before out of this one.
-    fn take_before(&mut self) -> Option<Many> {
+    fn take_before(&mut self) -> Option<MappedMembers> {
         // SAFETY: written by `with_room`, in a mapping that is ours alone.
         unsafe { self.base.as_mut() }.take()
     }
 }
 
-impl Drop for Many {
+impl Drop for MappedMembers {
     /// Unmaps the memory. Its members are no longer armed, or never were.
     fn drop(&mut self) {
         // SAFETY: mapped by `with_room`, with this size, and used by nothing else.
-        unsafe { memory::unmap(self.base.as_ptr().cast(), Many::bytes(self.room)) };
+        unsafe { memory::unmap(self.base.as_ptr().cast(), MappedMembers::bytes(self.room)) };
     }
 }
 

@@ -10,7 +10,7 @@ use toehold_freestanding::guarded;
 
 use crate::adapter::requests;
 use crate::epoll::instance::{BATCH, Counted, Epoll, Instance};
-use crate::epoll::nested::Told;
+use crate::epoll::nested::ReportedInstances;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::{OutOfMemory, Watch};
 use crate::express;
@@ -32,13 +32,13 @@ pub(crate) type Room = [MaybeUninit<epoll_event>];
 /// The kernel's last answer, in the library's own memory, because it also contains events for the
 /// library. The program's buffer must not change beyond the returned events, as after the kernel's
 /// call: a program may look there after an EINTR.
-struct Said {
+struct KernelEvents {
     events: [MaybeUninit<epoll_event>; BATCH],
 }
 
-impl Said {
-    fn new() -> Said {
-        Said {
+impl KernelEvents {
+    fn new() -> KernelEvents {
+        KernelEvents {
             events: [const { MaybeUninit::uninit() }; BATCH],
         }
     }
@@ -72,7 +72,7 @@ pub(crate) fn wait(
         epoll, generation, ..
     } = instance;
     let is_look = timeout_ns == Some(0);
-    let mut said = Said::new();
+    let mut said = KernelEvents::new();
     let mut call = Call {
         instance,
         timeout_ns,
@@ -85,7 +85,7 @@ pub(crate) fn wait(
         if !instance.is_open() {
             return closed();
         }
-        let (mut found, mut told) = (0, Told::NONE);
+        let (mut found, mut told) = (0, ReportedInstances::NONE);
         let mut moves = None;
         if !kernel_comes_first(epoll, events.len(), is_look) {
             moves = Some(epoll.moves());
@@ -122,7 +122,7 @@ struct Call<'c, K> {
     timeout_ns: Option<u64>,
     /// Waits on the kernel's side, as [`wait`] says.
     kernel: &'c mut K,
-    said: &'c mut Said,
+    said: &'c mut KernelEvents,
     /// Signal handlers that ran before the call first found nothing. They count as if they had run
     /// before the call.
     handlers: Option<Handlers>,
@@ -178,7 +178,7 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
         let n = (self.kernel)(self.said.room(events.len()), Some(0));
         if n != 0 {
             let said = self.said.first(n.max(0) as usize);
-            let kept = sort_looked(epoll, said, events, &Told::NONE);
+            let kept = sort_looked(epoll, said, events, &ReportedInstances::NONE);
             if n < 0 || kept > 0 {
                 errno::keep(|| epoll.share());
                 return ControlFlow::Break(if n < 0 { n } else { kept as i32 });
@@ -210,7 +210,8 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
         if !self.timeout_ns.is_some_and(is_over) {
             return ControlFlow::Continue(());
         }
-        let found = epoll.sweep_and_harvest_all(generation, events, &mut { Told::NONE });
+        let found =
+            epoll.sweep_and_harvest_all(generation, events, &mut { ReportedInstances::NONE });
         ControlFlow::Break(found as i32)
     }
 
@@ -238,7 +239,12 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
             errno::keep(|| epoll.share());
             return ControlFlow::Break(n);
         }
-        let kept = sort(epoll, self.said.first(n as usize), events, &Told::NONE);
+        let kept = sort(
+            epoll,
+            self.said.first(n as usize),
+            events,
+            &ReportedInstances::NONE,
+        );
         let woken = sys::now_ns();
         epoll.kernel_seen_ns.store(woken, Ordering::Relaxed);
         epoll.runs_since_ns.store(woken, Ordering::Relaxed);
@@ -296,8 +302,8 @@ fn look_at_kernel_first(
         epoll, generation, ..
     }: Instance,
     events: &mut [epoll_event],
-    told: &mut Told,
-    said: &mut Said,
+    told: &mut ReportedInstances,
+    said: &mut KernelEvents,
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
 ) -> ControlFlow<i32> {
     let is_only_place = events.len() == 1;
@@ -330,8 +336,8 @@ fn put_kernel_first(
     epoll: &Epoll,
     events: &mut [epoll_event],
     found: usize,
-    told: &Told,
-    said: &mut Said,
+    told: &ReportedInstances,
+    said: &mut KernelEvents,
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
 ) -> usize {
     let now = sys::now_ns();
@@ -362,7 +368,7 @@ fn with_kernel_members(
     events: &mut [epoll_event],
     found: Found,
     always: bool,
-    said: &mut Said,
+    said: &mut KernelEvents,
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
 ) -> i32 {
     let (epoll, now) = (instance.epoll, sys::now_ns());
@@ -371,7 +377,7 @@ fn with_kernel_members(
         return found.count as i32;
     }
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
-    epoll.give_way_to_peers(now);
+    epoll.yield_to_peers(now);
     let told = match is_full {
         true => {
             epoll.kernel_news_ns.store(KERNEL_OWED, Ordering::Relaxed);
@@ -405,7 +411,7 @@ fn add_kernel_members(
         told,
         moves,
     }: Found,
-    said: &mut Said,
+    said: &mut KernelEvents,
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
     now: u64,
 ) -> i32 {
@@ -432,14 +438,19 @@ fn add_kernel_members(
 struct Found<'t> {
     count: usize,
     /// The reported nested instances.
-    told: &'t Told,
+    told: &'t ReportedInstances,
     /// The value of [`Epoll::moves`] before the rings were looked at, if they were.
     moves: Option<u32>,
 }
 
 /// Sorts the kernel's events, and copies the program's events to `events`. Returns how many these
 /// are.
-fn sort(epoll: &Epoll, said: &mut [epoll_event], events: &mut [epoll_event], told: &Told) -> usize {
+fn sort(
+    epoll: &Epoll,
+    said: &mut [epoll_event],
+    events: &mut [epoll_event],
+    told: &ReportedInstances,
+) -> usize {
     let kept = epoll.sort_kernel_events(said, told);
     events[..kept].copy_from_slice(&said[..kept]);
     kept
@@ -450,7 +461,7 @@ fn sort_looked(
     epoll: &Epoll,
     said: &mut [epoll_event],
     events: &mut [epoll_event],
-    told: &Told,
+    told: &ReportedInstances,
 ) -> usize {
     let kept = own_of_looked(epoll, said, told);
     events[..kept].copy_from_slice(&said[..kept]);
@@ -459,7 +470,7 @@ fn sort_looked(
 
 /// Moves the program's own events to the front of the kernel's answer to a look with a time-out of
 /// 0. Returns how many they are. The other events may have been meant to wake another thread.
-fn own_of_looked(epoll: &Epoll, said: &mut [epoll_event], told: &Told) -> usize {
+fn own_of_looked(epoll: &Epoll, said: &mut [epoll_event], told: &ReportedInstances) -> usize {
     let kept = epoll.sort_kernel_events(said, told);
     if kept < said.len() {
         epoll.sleep_on();
@@ -660,7 +671,7 @@ pub(crate) fn after_kernel_wait(
     let Instance {
         epoll, generation, ..
     } = instance;
-    let kept = epoll.sort_kernel_events(&mut events[..returned], &Told::NONE);
+    let kept = epoll.sort_kernel_events(&mut events[..returned], &ReportedInstances::NONE);
     if kept > 0 {
         epoll.kernel_news_ns.store(sys::now_ns(), Ordering::Relaxed);
     }
@@ -707,12 +718,12 @@ mod tests {
         push_ready(epoll, member);
         let mut events = [epoll_event { events: 0, u64: 0 }; 8];
         let instance = Instance::numbered(NUMBER).expect("mapped");
-        let mut said = Said::new();
+        let mut said = KernelEvents::new();
         let mut kernel = |_: &mut Room, _| -> i32 { panic!("asked") };
         let looked = look_at_kernel_first(
             instance,
             &mut events,
-            &mut { Told::NONE },
+            &mut { ReportedInstances::NONE },
             &mut said,
             &mut kernel,
         );
@@ -737,7 +748,7 @@ mod tests {
                 event(0),
                 event(0),
             ];
-            let mut said = Said::new();
+            let mut said = KernelEvents::new();
             let mut kernel = |room: &mut Room, limit| {
                 assert_eq!((room.len(), limit), (3, Some(0)), "half of the places");
                 let count = kernels.min(room.len());
@@ -746,7 +757,14 @@ mod tests {
                 }
                 count as i32
             };
-            let kept = put_kernel_first(epoll, &mut events, 3, &Told::NONE, &mut said, &mut kernel);
+            let kept = put_kernel_first(
+                epoll,
+                &mut events,
+                3,
+                &ReportedInstances::NONE,
+                &mut said,
+                &mut kernel,
+            );
             let told = events.map(|one| one.u64);
             let expected = [
                 [11, 12, 13, 0, 0, 0],

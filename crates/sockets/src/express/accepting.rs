@@ -73,7 +73,7 @@ pub(crate) unsafe fn accept(
             if !address.is_null() {
                 // The connection is accepted even if its address cannot be written. SAFETY: the
                 // caller's promise.
-                let _ = unsafe { tell_remote(accepted, address, room, len) };
+                let _ = unsafe { write_remote_name(accepted, address, room, len) };
             }
             Some(accepted)
         }
@@ -93,7 +93,7 @@ fn has_none(fd: c_int, since: u32) -> bool {
 }
 
 /// Writes the remote address of a connection, cut to the room.
-unsafe fn tell_remote(
+unsafe fn write_remote_name(
     fd: c_int,
     address: *mut sockaddr,
     room: socklen_t,
@@ -105,7 +105,7 @@ unsafe fn tell_remote(
     let family = i32::from(bytes[0] as libc::sa_family_t);
     if let Some(remote) = names::remote_by_engine(&connection) {
         // The carrier knows its family. (The kernel would have to be asked twice otherwise.)
-        let name = addresses::spelled_in(family, remote);
+        let name = addresses::sockaddr_of_family(family, remote);
         // SAFETY: the caller's promise.
         return unsafe { addresses::write(name, address, room, len) };
     }
@@ -189,7 +189,7 @@ fn give(
     entry.pid.store(process::pid(), Ordering::Relaxed);
     descriptors::note_connection(fd, carrier.index, entry.generation.load(Ordering::Relaxed));
     parked::serve(carrier, fd);
-    passive_open::say_liveness(&Connection { fd, ..*carrier });
+    passive_open::watch_liveness(&Connection { fd, ..*carrier });
     seeds::carrier_serves(Role::Accepting);
     published::count(Event::Accepted);
     Some(Ok(fd))

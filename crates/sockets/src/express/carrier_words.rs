@@ -39,10 +39,10 @@ pub(crate) struct Words {
     keepalive_set: AtomicU32,
     keepalive_first: [AtomicI32; KEEPALIVE.len()],
     /// 1 when a turn begins with keepalive options, inherited from the listener.
-    begins_kept: AtomicU32,
+    begins_with_keepalive: AtomicU32,
     /// Whether the adapter must be told the liveness settings of this turn's connection, and
     /// whether that was already so at the last look (`unread_watch`); 0 when not.
-    pub(super) unsaid: AtomicU32,
+    pub(super) liveness_state: AtomicU32,
     /// The listener's options when the connection was accepted: a number of [`super::listener`].
     pub(super) listener_options: AtomicU32,
     /// Options with which a turn begins, at the accepting end: those of the listener.
@@ -94,7 +94,7 @@ impl Words {
             &self.is_one_user,
             &self.is_odd,
             &self.keepalive_set,
-            &self.unsaid,
+            &self.liveness_state,
             &self.first_options,
             &self.listener_options,
             &self.next,
@@ -164,7 +164,7 @@ impl Words {
             Some(place) if self.is_carrier() => {
                 self.keepalive_set.fetch_or(1 << place, Ordering::Relaxed);
             }
-            _ => self.note_odd(),
+            _ => self.note_lasting_option(),
         }
     }
 
@@ -176,12 +176,13 @@ impl Words {
         let user_timeout = libc::TCP_USER_TIMEOUT;
         let is_kept = self.keepalive_first[0].load(Ordering::Relaxed) != 0
             || sys::getsockopt::<i32>(fd, libc::IPPROTO_TCP, user_timeout) != Ok(0);
-        self.begins_kept.store(is_kept.into(), Ordering::Relaxed);
+        self.begins_with_keepalive
+            .store(is_kept.into(), Ordering::Relaxed);
     }
 
     /// True when a turn begins with options that keep a connection alive.
-    pub(crate) fn begins_kept(&self) -> bool {
-        self.begins_kept.load(Ordering::Relaxed) != 0
+    pub(crate) fn begins_with_keepalive(&self) -> bool {
+        self.begins_with_keepalive.load(Ordering::Relaxed) != 0
     }
 
     /// A turn begins on the carrier at `fd`: resets the options that the last turn has set.
@@ -213,20 +214,20 @@ impl Words {
 
     /// True when the program has set an option in this turn, or its socket began with one.
     pub(super) fn has_options(&self) -> bool {
-        self.has_odd_option()
-            || self.begins_kept()
+        self.has_lasting_option()
+            || self.begins_with_keepalive()
             || self.keepalive_set.load(Ordering::Relaxed) != 0
     }
 
     /// Records an option that the library does not reset: this turn is the carrier's last.
-    pub(crate) fn note_odd(&self) {
+    pub(crate) fn note_lasting_option(&self) {
         if self.is_carrier() {
             self.is_odd.store(1, Ordering::Relaxed);
         }
     }
 
     /// True when the program has set an option in this turn that the library does not reset.
-    pub(crate) fn has_odd_option(&self) -> bool {
+    pub(crate) fn has_lasting_option(&self) -> bool {
         self.is_odd.load(Ordering::Relaxed) != 0
     }
 
@@ -245,7 +246,7 @@ impl Words {
     pub(crate) fn close_number(&self) {
         let high = self.high.swap(0, Ordering::Relaxed);
         if high != 0 {
-            descriptors::disown(high - 1);
+            descriptors::close_own(high - 1);
         }
     }
 }

@@ -58,7 +58,7 @@ const AGE_NS: u64 = 10_000_000_000;
 
 /// Why a carrier is retired.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Why {
+enum RetireReason {
     /// The carrier has been parked for long enough.
     Idle,
     /// The other end is gone, or the adapter wants the channel back.
@@ -70,10 +70,10 @@ enum Why {
     All,
 }
 
-impl Why {
+impl RetireReason {
     /// True when a connection for which the peer has already claimed the carrier goes on.
     fn spares_claimed(self) -> bool {
-        matches!(self, Why::Idle | Why::Unproved)
+        matches!(self, RetireReason::Idle | RetireReason::Unproved)
     }
 }
 
@@ -198,9 +198,9 @@ pub(super) fn look_after() {
                 || connection::commanded(entry);
             if is_over {
                 published::count(Event::PeerEnded);
-                retire_for(role, index, Why::Ended);
+                retire_for(role, index, RetireReason::Ended);
             } else if is_idle {
-                retire_for(role, index, Why::Idle);
+                retire_for(role, index, RetireReason::Idle);
             }
             // The carriers behind it are younger.
             is_idle || has_ended || is_over
@@ -229,7 +229,7 @@ pub(super) fn retire_all() -> bool {
 /// As [`retire_all`], of one role.
 pub(super) fn retire_role(role: Role) {
     each(role, |index, _, _| {
-        retire_for(role, index, Why::All);
+        retire_for(role, index, RetireReason::All);
         true
     });
 }
@@ -238,17 +238,17 @@ pub(super) fn retire_role(role: Role) {
 /// before.
 pub(super) fn retire_unclaimed(role: Role) {
     each(role, |index, _, _| {
-        retire_for(role, index, Why::Unproved);
+        retire_for(role, index, RetireReason::Unproved);
         true
     });
 }
 
 /// A parked carrier serves no further connection.
 pub(super) fn retire(role: Role, index: u32) {
-    retire_for(role, index, Why::Ended);
+    retire_for(role, index, RetireReason::Ended);
 }
 
-fn retire_for(role: Role, index: u32, why: Why) {
+fn retire_for(role: Role, index: u32, why: RetireReason) {
     let Some(connection) = carrier(index) else {
         return;
     };
@@ -267,16 +267,16 @@ fn retire_for(role: Role, index: u32, why: Why) {
             let slot = slot_of(connection.entry);
             pair_of(connection.local).is_some_and(|pair| pair.acceptable().has(slot) == Ok(true))
         };
-        if why.spares_claimed() || why == Why::Ended && is_queued() {
+        if why.spares_claimed() || why == RetireReason::Ended && is_queued() {
             // It will be accepted.
             return;
         }
         end.turns().give_up(next);
     }
     match why {
-        Why::Idle => published::count(Event::Idle),
-        Why::Ended => {}
-        Why::Unproved | Why::All => published::count(Event::Retired),
+        RetireReason::Idle => published::count(Event::Idle),
+        RetireReason::Ended => {}
+        RetireReason::Unproved | RetireReason::All => published::count(Event::Retired),
     }
     close(role, &connection);
 }

@@ -9,7 +9,7 @@ use toehold_channel::doorbell::WakeWord;
 use toehold_channel::express::Event;
 use toehold_channel::layout::CAPACITY_LOG2_MIN;
 use toehold_channel::preamble::ConnectPreamble;
-use toehold_channel::table::{Entry, FLAG_NONBLOCK, FLAG_OFFLOAD, FLAG_UNTOLD};
+use toehold_channel::table::{Entry, FLAG_NONBLOCK, FLAG_OFFLOAD, FLAG_RESULT_UNREPORTED};
 use toehold_stream::end::End;
 use toehold_stream::express::{Push, Queued, Turn};
 
@@ -26,7 +26,7 @@ use crate::epoll::{early, membership, parked};
 use crate::memory::pairs::Pair;
 use crate::offload::awaiting;
 use crate::process::descriptors::{
-    self, FRESH_CLOEXEC, FRESH_KEPT, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6,
+    self, FRESH_CLOEXEC, FRESH_KEEPALIVE, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6,
 };
 use crate::system::{errno, sys};
 use crate::{lock, process, uring};
@@ -58,12 +58,13 @@ pub(crate) unsafe fn connect(
 /// For a connection on a used carrier whose `connect` has returned EINPROGRESS: true once, for the
 /// next `connect`, which returns success. Later calls return EISCONN (`__inet_stream_connect` in
 /// net/ipv4/af_inet.c).
-pub(crate) fn tells_success(fd: c_int) -> bool {
+pub(crate) fn claim_success(fd: c_int) -> bool {
     connection::at(fd).is_some_and(|connection| {
         let flags = &connection.entry.flags;
-        let is_ours = |flags| flags & (FLAG_UNTOLD | FLAG_OFFLOAD) == FLAG_UNTOLD;
+        let is_ours =
+            |flags| flags & (FLAG_RESULT_UNREPORTED | FLAG_OFFLOAD) == FLAG_RESULT_UNREPORTED;
         is_ours(flags.load(Ordering::Relaxed))
-            && is_ours(flags.fetch_and(!FLAG_UNTOLD, Ordering::Relaxed))
+            && is_ours(flags.fetch_and(!FLAG_RESULT_UNREPORTED, Ordering::Relaxed))
     })
 }
 
@@ -112,16 +113,16 @@ fn claim(
         begin(fd, fresh, &carrier, turn, preamble, now)?
     };
     // Called without the lock, because it may wake the peer, which may take this processor.
-    tell(&connection, &end);
+    wake_peer(&connection, &end);
     Some(connection)
 }
 
 /// Claims the carrier to an address that was parked first. The caller holds the lock of express.
 fn take(destination: Destination, now: u64) -> Option<(Connection, Turn)> {
     carriers::look_after();
-    let mut why_not = Event::NoneParked;
+    let mut connect_failure = Event::NoneParked;
     let Some(number) = destination.number() else {
-        published::count(why_not);
+        published::count(connect_failure);
         return None;
     };
     let (mut claimed, mut busy) = (None, 0);
@@ -138,11 +139,11 @@ fn take(destination: Destination, now: u64) -> Option<(Connection, Turn)> {
                     return false;
                 }
                 Claim::NotParked => {
-                    why_not = Event::PeerBusy;
+                    connect_failure = Event::PeerBusy;
                     busy += 1;
                     return busy != BUSY_MAX || may_look_on(now);
                 }
-                Claim::Full => why_not = Event::QueueFull,
+                Claim::Full => connect_failure = Event::QueueFull,
                 Claim::Dead => carriers::retire(Role::Connecting, index),
             }
             true
@@ -152,7 +153,7 @@ fn take(destination: Destination, now: u64) -> Option<(Connection, Turn)> {
     let pair = least_busy(number);
     let is_claimed = look(pair) || pair.is_some() && look(None);
     if !is_claimed {
-        published::count(why_not);
+        published::count(connect_failure);
     }
     let (carrier, turn) = claimed?;
     LAST_PAIR.store(
@@ -378,7 +379,7 @@ fn replace(fd: c_int, fresh: u64, carrier: &Connection, now: u64) -> Option<Repl
     };
     uring::closing(fd);
     // The program's socket has the options with which the turn begins.
-    let is_kept = fresh & FRESH_KEPT != 0 || carrier.local.express.begins_kept();
+    let is_kept = fresh & FRESH_KEEPALIVE != 0 || carrier.local.express.begins_with_keepalive();
     let keepalive = is_kept.then(|| carrier_words::keepalive_of(fd));
     let spare = match early_count {
         0 => spares::hold(fd, fresh, now),
@@ -417,14 +418,16 @@ fn begin_turn(
     let connection = parking::begin_turn(carrier, fd, options);
     entry.pid.store(process::pid(), Ordering::Relaxed);
     if fresh & FRESH_NONBLOCK != 0 && preamble.is_none() {
-        entry.flags.fetch_or(FLAG_UNTOLD, Ordering::Relaxed);
+        entry
+            .flags
+            .fetch_or(FLAG_RESULT_UNREPORTED, Ordering::Relaxed);
     }
     let keepalive = replaced.keepalive.as_ref();
     let is_kept_alive =
         keepalive.is_some_and(|options| words.take_keepalive(connection.fd, options));
     if let Some(preamble) = preamble {
         if is_kept_alive {
-            unread_watch::say_liveness(&connection);
+            unread_watch::watch_liveness(&connection);
         }
         awaiting::begin_on_used(&connection, preamble.remote);
     }
@@ -440,7 +443,7 @@ fn begin_turn(
 
 /// Wakes the peer, so that it looks into its queue. The connection has just begun, so neither end
 /// is leaving the channel.
-fn tell(connection: &Connection, end: &End<'_>) {
+fn wake_peer(connection: &Connection, end: &End<'_>) {
     if let Some(_held) = takeover::lock_sending(connection) {
         let _ = notifier::notify(connection, end);
     }

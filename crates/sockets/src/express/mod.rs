@@ -149,7 +149,7 @@ pub(crate) fn follow_rule(rule: Rule) -> bool {
 
 /// The program listens. A listener is served from its beginning or never, so this waits once, for a
 /// moment, for the adapter's rules.
-pub(crate) fn learn_rule() {
+pub(crate) fn await_rule() {
     const AWAITED_NS: u64 = 20_000_000;
     const LOOK_NS: u64 = 200_000;
     if !process::is_started() || process::borrowed_memory() {
@@ -249,7 +249,7 @@ mod tests {
             // The other thread reaches the lock meanwhile, or later, and then finds the connection.
             thread::sleep(Duration::from_millis(5));
             let before = descriptors::begin_connection(FD, 7, 3);
-            assert!(matches!(before, descriptors::Noted::Unconnected(_)));
+            assert!(matches!(before, descriptors::Recorded::Unconnected(_)));
             drop(held);
             assert_eq!(closer.join().expect("no panic"), None);
         });

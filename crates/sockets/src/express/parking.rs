@@ -10,7 +10,7 @@ use toehold_channel::doorbell::WakeWord;
 use toehold_channel::express::Event;
 use toehold_channel::table::{
     FLAG_ACCEPTED, FLAG_CONNECTING, FLAG_INHERITED, FLAG_NONBLOCK, FLAG_OFFLOAD, FLAG_PARKED,
-    FLAG_PINNED, FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, FLAG_UNTOLD, Mode,
+    FLAG_PINNED, FLAG_REFUSED, FLAG_RESULT_UNREPORTED, FLAG_SHUT_RX, FLAG_SHUT_TX, Mode,
 };
 use toehold_stream::end::End;
 
@@ -21,7 +21,7 @@ use crate::connection::carrier::Carrier;
 use crate::connection::release;
 use crate::connection::{self, Connection, HINT_EOF};
 use crate::direction::{doorbells, notifier, takeover};
-use crate::epoll::parked::{self, Keeps};
+use crate::epoll::parked::{self, KeptRegistration};
 use crate::epoll::{membership, orphans};
 use crate::lock;
 use crate::process::descriptors;
@@ -86,8 +86,8 @@ pub(crate) fn park(connection: &Connection) -> bool {
     // From now on no descriptor leads to the connection, and no thread finds it.
     descriptors::forget(connection.fd);
     connection.local.descriptors.store(0, Ordering::Relaxed);
-    match put_away(&parked, role, instance, high) {
-        true => tell(&parked, &end),
+    match park_registrations(&parked, role, instance, high) {
+        true => report_turn_end(&parked, &end),
         false => words.close_number(),
     }
     true
@@ -114,14 +114,14 @@ fn is_seen(connection: &Connection, role: Role, end: &End<'_>) -> bool {
 /// Adds a carrier to the parked ones; from now on `high` is its descriptor. False when it cannot be
 /// registered with the listener's `instance`: then the carrier has ended, and only that descriptor
 /// is still open.
-fn put_away(parked: &Connection, role: Role, instance: Option<u32>, high: i32) -> bool {
+fn park_registrations(parked: &Connection, role: Role, instance: Option<u32>, high: i32) -> bool {
     let keeps = match (instance, carriers::leads_to_relay(parked)) {
-        (Some(instance), _) => Keeps::Of(instance),
-        (None, false) => Keeps::Any,
+        (Some(instance), _) => KeptRegistration::Of(instance),
+        (None, false) => KeptRegistration::Any,
         // The program does not get the next connection before the engine has answered.
-        (None, true) => Keeps::None,
+        (None, true) => KeptRegistration::None,
     };
-    let is_registered = parked::put_away(parked, high, keeps);
+    let is_registered = parked::park_registrations(parked, high, keeps);
     if role == Role::Accepting && !(is_registered && listener::serve(parked)) {
         let flags = &parked.entry.flags;
         flags.fetch_and(!FLAG_PARKED, Ordering::Relaxed);
@@ -228,7 +228,7 @@ pub(super) fn live_on(connection: &Connection) -> Connection {
 }
 
 /// Tells the peer that the turn has ended. `parked` still has the program's descriptor.
-fn tell(parked: &Connection, end: &End<'_>) {
+fn report_turn_end(parked: &Connection, end: &End<'_>) {
     let Some(turn) = turns::turn_of(parked.entry) else {
         return;
     };
@@ -261,7 +261,7 @@ pub(super) fn begin_turn(carrier: &Connection, fd: i32, options: u32) -> Connect
     let (entry, local) = (carrier.entry, carrier.local);
     entry
         .flags
-        .fetch_and(!(FLAG_PARKED | FLAG_UNTOLD), Ordering::Relaxed);
+        .fetch_and(!(FLAG_PARKED | FLAG_RESULT_UNREPORTED), Ordering::Relaxed);
     entry.reason.store(0, Ordering::Relaxed);
     entry.tx_options.store(options, Ordering::Relaxed);
     entry.fd.store(fd as u32, Ordering::Relaxed);
@@ -269,8 +269,8 @@ pub(super) fn begin_turn(carrier: &Connection, fd: i32, options: u32) -> Connect
     local.express.fruitless_at.store(0, Ordering::Relaxed);
     local
         .express
-        .unsaid
-        .store(unread_watch::SAID, Ordering::Relaxed);
+        .liveness_state
+        .store(unread_watch::SENT, Ordering::Relaxed);
     local.express.set_keepalive_back(carrier.fd);
     let rx_began_at = entry.rx_ring.load(Ordering::Relaxed).shown();
     (local.express.rx_began_at).store(rx_began_at, Ordering::Relaxed);

@@ -39,7 +39,7 @@ const OPTIONS: [(i32, i32); 8] = [
 /// Brings the connection back to the kernel. False when that fails: then the connection is reset.
 /// No lock of the connection is held.
 #[cold]
-pub(crate) fn go(connection: &Connection) -> bool {
+pub(crate) fn return_to_kernel(connection: &Connection) -> bool {
     let _held = LOCK.lock();
     if !connection.is_current() {
         // Another thread has already brought it back.

@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use super::carriers::{self, Role};
 use super::{LOCK, may_act};
 use crate::process::descriptors::{
-    self, FRESH_CLOEXEC, FRESH_KEPT, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6, Kind,
+    self, FRESH_CLOEXEC, FRESH_KEEPALIVE, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6, Kind,
 };
 use crate::system::{errno, sys};
 
@@ -73,7 +73,7 @@ impl Spare {
     /// Closes the socket instead of keeping it.
     pub(super) fn close(self) {
         if descriptors::kind(self.fd()) == Kind::Own {
-            descriptors::disown(self.fd());
+            descriptors::close_own(self.fd());
         }
     }
 
@@ -137,8 +137,9 @@ pub(super) fn user() -> u32 {
 /// its number. `None` when the program has done anything with it, or enough sockets are kept.
 pub(super) fn hold(fd: i32, fresh: u64, now: u64) -> Option<Spare> {
     begin_epoch(now);
-    let is_untouched =
-        fresh as u32 == 0 && fresh & FRESH_KEPT == 0 && is_of_epoch(descriptors::epoch_of(fresh));
+    let is_untouched = fresh as u32 == 0
+        && fresh & FRESH_KEEPALIVE == 0
+        && is_of_epoch(descriptors::epoch_of(fresh));
     let is_kept = |place: &&AtomicU64| place.load(Ordering::Relaxed) != 0;
     let most = KEPT_MAX.min((carriers::most() / PARKED_SHARE) as usize);
     let is_room = || KEPT.iter().filter(is_kept).count() < most;

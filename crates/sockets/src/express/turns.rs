@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::layout::{CLOSED_TURN, SIDE_SEEN};
+use toehold_channel::layout::{CLOSED_TURN, SIDE_ACQUIRE};
 use toehold_channel::table::{Entry, FLAG_ACCEPTED, FLAG_NONBLOCK, FLAG_UNSEEN};
 use toehold_stream::end::End;
 use toehold_stream::express::Turn;
@@ -18,7 +18,7 @@ pub(crate) fn turn_of(entry: &Entry) -> Option<Turn> {
 /// and nothing follows. No FIN comes on the carrier.
 #[cold]
 pub(crate) fn is_over(connection: &Connection, end: &End<'_>) -> bool {
-    end.theirs().wake.closed.load(SIDE_SEEN).has(CLOSED_TURN)
+    end.theirs().wake.closed.load(SIDE_ACQUIRE).has(CLOSED_TURN)
         && turn_of(connection.entry).is_some_and(|turn| end.turns().is_ended_by_peer(turn))
 }
 

@@ -40,8 +40,8 @@ const HAS_ENDED: u64 = 1;
 const WAS_RUNG: u64 = 2;
 const POSITION_SHIFT: u32 = 2;
 
-/// In [`super::carrier_words::Words::unsaid`]: the adapter knows the program's settings.
-pub(super) const SAID: u32 = 0;
+/// In [`super::carrier_words::Words::liveness_state`]: the adapter knows the program's settings.
+pub(super) const SENT: u32 = 0;
 /// The program has set something since the last look.
 const SET: u32 = 1;
 /// The adapter already had to be told at the last look.
@@ -111,9 +111,9 @@ pub(super) fn look() {
 /// Sends the liveness settings of a turn's connection to the adapter, at the second look. Most
 /// turns are over by then; at the first look all current turns would send, and each message costs
 /// both processes some microseconds.
-pub(crate) fn say_liveness(connection: &Connection) {
+pub(crate) fn watch_liveness(connection: &Connection) {
     let words = &connection.local.express;
-    words.unsaid.store(SET, Ordering::Relaxed);
+    words.liveness_state.store(SET, Ordering::Relaxed);
     begin(connection.index, connection.local);
 }
 
@@ -126,10 +126,10 @@ fn is_to_be_watched(index: u32) -> bool {
         return false;
     };
     let is_parked = connection.entry.flags.load(Ordering::Relaxed) & FLAG_PARKED != 0;
-    let is_to_say = !is_parked && is_to_say(&connection);
+    let is_liveness_unsent = !is_parked && is_liveness_unsent(&connection);
     let turns = end.turns();
     if end.tx_mode() != Mode::Ring || turns.is_peer_seen(turn) || turns.is_ended_by_peer(turn) {
-        return is_to_say;
+        return is_liveness_unsent;
     }
     let unread = match turns.is_waiting(turn) {
         // No program has accepted it yet.
@@ -150,23 +150,23 @@ fn is_to_be_watched(index: u32) -> bool {
 /// Sends a turn's liveness settings, at the second look since the program set something. False when
 /// no later look has to send them. A turn that is over sends nothing, because the carrier's next
 /// turn sets its own options.
-fn is_to_say(connection: &Connection) -> bool {
-    let saying = &connection.local.express.unsaid;
+fn is_liveness_unsent(connection: &Connection) -> bool {
+    let saying = &connection.local.express.liveness_state;
     let before = saying.load(Ordering::Relaxed);
     let after = after_look(before);
     if after != before {
         saying.store(after, Ordering::Relaxed);
-        if after == SAID {
-            liveness::say_of_turn(connection);
+        if after == SENT {
+            liveness::send_of_turn(connection);
         }
     }
-    after != SAID
+    after != SENT
 }
 
 fn after_look(saying: u32) -> u32 {
     match saying {
         SET => LOOKED_AT,
-        _ => SAID,
+        _ => SENT,
     }
 }
 
@@ -213,16 +213,16 @@ fn ring(connection: &Connection, end: &End<'_>) -> bool {
 mod tests {
     use super::*;
 
-    /// After a turn that is over by the second look, the next turn begins at [`SAID`].
+    /// After a turn that is over by the second look, the next turn begins at [`SENT`].
     #[test]
     fn what_was_set_is_said_at_the_second_look_and_once() {
         let mut saying = SET;
         let mut looks = 0;
-        while saying != SAID {
+        while saying != SENT {
             saying = after_look(saying);
             looks += 1;
         }
         assert_eq!(looks, 2);
-        assert_eq!(after_look(SAID), SAID);
+        assert_eq!(after_look(SENT), SENT);
     }
 }

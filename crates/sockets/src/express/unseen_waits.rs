@@ -19,7 +19,7 @@ use crate::epoll::membership;
 use crate::waiting::{seen_waits, sleepers};
 
 /// After this many calls in a row that found nothing, the program seems to poll by itself.
-const FRUITLESS_LOOKING: u32 = 256;
+const EMPTY_LOOKS_MAX: u32 = 256;
 
 /// A non-blocking receive has found nothing, the `empty`th in a row, and the program was not seen
 /// waiting. True when it may wait past the library now. No lock of the connection is held.
@@ -29,7 +29,7 @@ pub(crate) fn found_nothing(connection: &Connection, empty: u32) -> bool {
     if !words.is_carrier() {
         return false;
     }
-    if empty > FRUITLESS_LOOKING {
+    if empty > EMPTY_LOOKS_MAX {
         seen_waits::seen(connection);
         return false;
     }

@@ -46,7 +46,7 @@ fn owner_word_of(thread: usize) -> u32 {
 }
 
 /// How a family lock is opened. Release pairs with the Acquire in [`try_lock`].
-pub(crate) const UNLOCKED: Ordering = Ordering::Release;
+pub(crate) const UNLOCK_RELEASE: Ordering = Ordering::Release;
 
 /// A held family lock; released on drop.
 pub(crate) struct Held<'a> {
@@ -58,7 +58,7 @@ pub(crate) struct Held<'a> {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.word.store(0, UNLOCKED);
+        self.word.store(0, UNLOCK_RELEASE);
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn try_lock(word: &AtomicU32) -> Option<Held<'_>> {
     // Before the lock is taken: a handler in between would find it held by its own thread.
     let section = deferral::enter_as(thread);
     if word
-        // Acquire pairs with the store by [`UNLOCKED`] in `Held::drop`.
+        // Acquire pairs with the store by [`UNLOCK_RELEASE`] in `Held::drop`.
         .compare_exchange(
             0,
             owner_word_of(thread),
@@ -167,8 +167,8 @@ fn inherit_from(word: &AtomicU32, owner: u32) -> Option<Waited<'_>> {
         return None;
     }
     let section = deferral::enter();
-    // Acquire pairs with the store by [`UNLOCKED`] in `Held::drop` of the last owner who let go;
-    // the dead one is gone, and the kernel has said so.
+    // Acquire pairs with the store by [`UNLOCK_RELEASE`] in `Held::drop` of the last owner who let
+    // go; the dead one is gone, and the kernel has said so.
     let taken = word.compare_exchange(owner, owner_word(), Ordering::Acquire, Ordering::Relaxed);
     taken.ok()?;
     Some(Waited {

@@ -9,9 +9,11 @@ use libc::{iovec, sockaddr, socklen_t};
 use toehold_channel::offload::{Address, RoutingPage, RuleAction, store_true_ends};
 use toehold_channel::preamble::{ConnectPreamble, PREAMBLE_BYTES};
 use toehold_channel::rendezvous::mapped;
-use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_UNTOLD, Reason};
+use toehold_channel::table::{
+    FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_RESULT_UNREPORTED, Reason,
+};
 
-use crate::connection::orderings::OFFLOAD_SEEN;
+use crate::connection::orderings::OFFLOAD_ACQUIRE;
 use crate::connection::{self, Connection};
 use crate::connection::{closing, pending_errors, tracking};
 use crate::epoll::membership;
@@ -45,14 +47,14 @@ pub(crate) enum Opened {
 }
 
 /// A program's call that opens a connection.
-pub(super) enum By<'m> {
+pub(super) enum OpeningCall<'m> {
     Connect,
     /// A send with `MSG_FASTOPEN`.
     Message(&'m [iovec]),
 }
 
 /// A connection that waits for the engine's answer.
-pub(super) struct Begun {
+pub(super) struct PendingOpen {
     pub(super) connection: Connection,
     /// Bytes of a message that the engine has, or will have.
     pub(super) payload: usize,
@@ -78,7 +80,7 @@ pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) 
         return Opened::Kernel(None);
     };
     errno::keep(tracking::prepare);
-    match errno::keep(|| begin(fd, remote, &By::Connect)) {
+    match errno::keep(|| begin(fd, remote, &OpeningCall::Connect)) {
         Ok(begun) if awaiting::is_deferred(&begun.connection) => Opened::Done(0),
         Ok(begun) => finish(&begun.connection),
         Err(instead) => instead,
@@ -88,7 +90,7 @@ pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) 
 /// A repeated connecting call on a socket that the engine connects. It sleeps if `waits` is true.
 pub(super) fn again(fd: i32, waits: impl FnOnce() -> bool) -> Option<Opened> {
     let connection = connection::at(fd)?;
-    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
+    let flags = connection.entry.flags.load(OFFLOAD_ACQUIRE);
     if flags & FLAG_CONNECTING != 0 && awaiting::look(&connection) == Answer::Pending {
         return Some(if awaiting::is_deferred(&connection) {
             errno::set(libc::EISCONN);
@@ -100,13 +102,13 @@ pub(super) fn again(fd: i32, waits: impl FnOnce() -> bool) -> Option<Opened> {
             Opened::Done(-1)
         });
     }
-    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
+    let flags = connection.entry.flags.load(OFFLOAD_ACQUIRE);
     if flags & FLAG_REFUSED != 0 {
         if let Some(error) = pending_errors::take(&connection) {
             return Some(fail(&connection, error));
         }
         // The error was reported, so the socket may connect again from the start.
-        sys::disconnect_untold(fd);
+        sys::disconnect_unreported(fd);
         closing::closing(fd);
         return None;
     }
@@ -118,8 +120,8 @@ pub(super) fn again(fd: i32, waits: impl FnOnce() -> bool) -> Option<Opened> {
     let before = connection
         .entry
         .flags
-        .fetch_and(!FLAG_UNTOLD, Ordering::Relaxed);
-    if before & FLAG_UNTOLD != 0 {
+        .fetch_and(!FLAG_RESULT_UNREPORTED, Ordering::Relaxed);
+    if before & FLAG_RESULT_UNREPORTED != 0 {
         return Some(Opened::Done(0));
     }
     errno::set(libc::EISCONN);
@@ -128,13 +130,13 @@ pub(super) fn again(fd: i32, waits: impl FnOnce() -> bool) -> Option<Opened> {
 
 /// The program's `connect` fails: its socket returns to the initial state.
 fn fail(connection: &Connection, error: i32) -> Opened {
-    errno::keep(|| sys::disconnect_untold(connection.fd));
+    errno::keep(|| sys::disconnect_unreported(connection.fd));
     errno::set(error);
     Opened::Done(-1)
 }
 
 /// Hands the connection to the engine, or returns the reason why not.
-pub(super) fn begin(fd: i32, remote: Address, by: &By<'_>) -> Result<Begun, Opened> {
+pub(super) fn begin(fd: i32, remote: Address, by: &OpeningCall<'_>) -> Result<PendingOpen, Opened> {
     let routing_page = page_for(remote)?;
     let fresh = opening::fresh(fd);
     let origin = Origin::of(fd, fresh.is_some(), &routing_page)?;
@@ -149,12 +151,12 @@ pub(super) fn begin(fd: i32, remote: Address, by: &By<'_>) -> Result<Begun, Open
     let mut opening = None;
     let mut payload = None;
     match by {
-        By::Connect => {
+        OpeningCall::Connect => {
             if let Some(fresh) = fresh
                 && let Some(connection) = claiming::connect_by_engine(fd, fresh, &preamble)
             {
                 let payload = 0;
-                return Ok(Begun {
+                return Ok(PendingOpen {
                     connection,
                     payload,
                 });
@@ -169,14 +171,14 @@ pub(super) fn begin(fd: i32, remote: Address, by: &By<'_>) -> Result<Begun, Open
         }
         // A message always gets a new carrier, because the program's bytes are on the carrier
         // before the answer.
-        By::Message(parts) => {
+        OpeningCall::Message(parts) => {
             preamble.is_fast_open = true;
             payload = routing_page.has_cookie(remote).then_some(*parts);
         }
     }
     let carrier = connect_carrier(fd, routing_page.relay_port(), &preamble, payload);
     let Some(payload) = carrier else {
-        sys::disconnect_untold(fd);
+        sys::disconnect_unreported(fd);
         return Err(Opened::Kernel(Some(Reason::NoRelay)));
     };
     // If the program has bound one of the engine's addresses, the connection comes from that
@@ -190,13 +192,13 @@ pub(super) fn begin(fd: i32, remote: Address, by: &By<'_>) -> Result<Begun, Open
             if let Some(opening) = opening {
                 opening.begun(&connection);
             }
-            Ok(Begun {
+            Ok(PendingOpen {
                 connection,
                 payload,
             })
         }
         None => {
-            sys::disconnect_untold(fd);
+            sys::disconnect_unreported(fd);
             Err(match payload {
                 0 => Opened::Kernel(Some(Reason::NoResources)),
                 // The remote may already have the message.
@@ -336,7 +338,7 @@ fn connect_carrier(
     };
     sys::fcntl(fd, libc::F_SETFL, flags);
     if result == Err(libc::ECONNREFUSED) {
-        lose_adapter();
+        forget_adapter();
     }
     result.ok()
 }
@@ -378,10 +380,10 @@ fn send_with(fd: i32, preamble: &[u8], message: &[iovec]) -> isize {
 }
 
 /// The relay's port has no listener: the adapter was replaced or is gone.
-fn lose_adapter() {
+fn forget_adapter() {
     let _held = adapter::lock();
     if let Some(adapter) = adapter::connected() {
-        adapter::lose(adapter);
+        adapter::forget_socket(adapter);
     }
 }
 
@@ -398,7 +400,7 @@ pub(super) fn finish(connection: &Connection) -> Opened {
         };
     }
     let flags = &connection.entry.flags;
-    flags.fetch_and(!FLAG_UNTOLD, Ordering::Relaxed);
+    flags.fetch_and(!FLAG_RESULT_UNREPORTED, Ordering::Relaxed);
     loop {
         match awaiting::look(connection) {
             Answer::Pending => {}
@@ -413,13 +415,13 @@ pub(super) fn finish(connection: &Connection) -> Opened {
 
 pub(super) fn in_progress(connection: &Connection) -> Opened {
     let flags = &connection.entry.flags;
-    flags.fetch_or(FLAG_UNTOLD, Ordering::Relaxed);
+    flags.fetch_or(FLAG_RESULT_UNREPORTED, Ordering::Relaxed);
     errno::set(libc::EINPROGRESS);
     Opened::Done(-1)
 }
 
 fn done(connection: &Connection, answer: Answer) -> Opened {
-    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
+    let flags = connection.entry.flags.load(OFFLOAD_ACQUIRE);
     match answer {
         Answer::Refused => {
             let error = pending_errors::take(connection);

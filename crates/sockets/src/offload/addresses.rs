@@ -33,7 +33,7 @@ fn takes_a_port(fd: i32, told: Address) -> bool {
     let Ok(before) = sys::getsockopt::<i32>(fd, libc::IPPROTO_IP, LATE) else {
         return false;
     };
-    let (name, len) = spelled(fd, Address { port: 0, ..told });
+    let (name, len) = sockaddr_for(fd, Address { port: 0, ..told });
     sys::setsockopt_int(fd, libc::IPPROTO_IP, LATE, 1);
     let result = sys::bind(fd, &name, len);
     sys::setsockopt_int(fd, libc::IPPROTO_IP, LATE, before);
@@ -90,14 +90,14 @@ pub(crate) fn is_readable(address: *const sockaddr, len: socklen_t) -> bool {
 }
 
 /// An address in the form of `fd`'s family, and its length.
-pub(crate) fn spelled(fd: i32, address: Address) -> (sockaddr_storage, socklen_t) {
+pub(crate) fn sockaddr_for(fd: i32, address: Address) -> (sockaddr_storage, socklen_t) {
     let domain = sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);
-    spelled_in(domain.unwrap_or(libc::AF_UNSPEC), address)
+    sockaddr_of_family(domain.unwrap_or(libc::AF_UNSPEC), address)
 }
 
 /// An address in the form of a family, and its length. Addresses of IPv6 have no other form than
 /// that of `AF_INET6`.
-pub(crate) fn spelled_in(family: i32, address: Address) -> (sockaddr_storage, socklen_t) {
+pub(crate) fn sockaddr_of_family(family: i32, address: Address) -> (sockaddr_storage, socklen_t) {
     // SAFETY: zeroes are a valid `sockaddr_storage`.
     let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
     let base = &raw mut storage;

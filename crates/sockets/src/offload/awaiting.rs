@@ -13,10 +13,10 @@ use libc::iovec;
 use toehold_channel::offload::{Address, CarrierKey, Direction, store_true_ends, true_ends};
 use toehold_channel::preamble::PREAMBLE_BYTES;
 use toehold_channel::table::{
-    FLAG_CONNECTING, FLAG_DEFERRED, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_UNTOLD, Reason,
+    FLAG_CONNECTING, FLAG_DEFERRED, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_RESULT_UNREPORTED, Reason,
 };
 
-use crate::connection::orderings::{OFFLOAD_SEEN, OFFLOAD_TOLD};
+use crate::connection::orderings::{OFFLOAD_ACQUIRE, OFFLOAD_RELEASE};
 use crate::connection::pending_errors;
 use crate::connection::{self, Connection};
 use crate::direction::{doorbells, takeover};
@@ -54,7 +54,7 @@ pub(super) fn begin(connection: &Connection, is_deferred: bool) {
     WAITING.fetch_add(1, Ordering::Relaxed);
     let deferred = if is_deferred { FLAG_DEFERRED } else { 0 };
     let flags = FLAG_OFFLOAD | FLAG_CONNECTING | deferred;
-    connection.entry.flags.fetch_or(flags, OFFLOAD_TOLD);
+    connection.entry.flags.fetch_or(flags, OFFLOAD_RELEASE);
 }
 
 /// Sends the beginning of the message that opens a deferred connection. Returns how many bytes were
@@ -88,7 +88,7 @@ pub(crate) fn open_deferred(
         if sent > 0 {
             let carrier = &connection.entry.tx_carrier;
             carrier.fetch_add(sent as u64, Ordering::Relaxed);
-            flags.fetch_and(!FLAG_DEFERRED, OFFLOAD_TOLD);
+            flags.fetch_and(!FLAG_DEFERRED, OFFLOAD_RELEASE);
         }
         sent
     };
@@ -112,7 +112,9 @@ pub(crate) fn open_deferred(
 pub(crate) fn begin_on_used(connection: &Connection, remote: Address) {
     let entry = connection.entry;
     store_true_ends(entry, Address::default(), remote);
-    entry.flags.fetch_and(!FLAG_UNTOLD, Ordering::Relaxed);
+    entry
+        .flags
+        .fetch_and(!FLAG_RESULT_UNREPORTED, Ordering::Relaxed);
     begin(connection, false);
     connection.local.attachment.take();
 }
@@ -144,7 +146,7 @@ pub(crate) fn end_before_exec(connection: &Connection) {
     if let Some(_held) = takeover::lock_receiving(connection)
         && is_connecting(connection)
     {
-        sys::disconnect_untold(connection.number());
+        sys::disconnect_unreported(connection.number());
         pending_errors::keep(connection, libc::ETIMEDOUT);
         settle(connection, FLAG_REFUSED);
     }
@@ -166,19 +168,19 @@ pub(crate) fn is_waiting(fd: i32) -> bool {
 /// carrier's. False for a deferred connection, which may be written to.
 #[inline]
 pub(crate) fn hides_carrier(connection: &Connection) -> bool {
-    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
+    let flags = connection.entry.flags.load(OFFLOAD_ACQUIRE);
     flags & (FLAG_CONNECTING | FLAG_DEFERRED) == FLAG_CONNECTING
 }
 
 /// True when the connection waits for the program's first bytes.
 pub(super) fn is_deferred(connection: &Connection) -> bool {
-    connection.entry.flags.load(OFFLOAD_SEEN) & FLAG_DEFERRED != 0
+    connection.entry.flags.load(OFFLOAD_ACQUIRE) & FLAG_DEFERRED != 0
 }
 
 /// True when the connection waits for the engine's answer.
 #[inline]
 pub(crate) fn is_connecting(connection: &Connection) -> bool {
-    connection.entry.flags.load(OFFLOAD_SEEN) & FLAG_CONNECTING != 0
+    connection.entry.flags.load(OFFLOAD_ACQUIRE) & FLAG_CONNECTING != 0
 }
 
 /// Takes the answer, if it is there.
@@ -192,7 +194,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
         // The holder of the lock takes the answer; we look again later.
         return Answer::Pending;
     };
-    let flags = entry.flags.load(OFFLOAD_SEEN);
+    let flags = entry.flags.load(OFFLOAD_ACQUIRE);
     if flags & FLAG_CONNECTING == 0 {
         return if flags & FLAG_REFUSED != 0 {
             Answer::Refused
@@ -204,7 +206,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
     let seen = sys::poll_now(fd, libc::POLLPRI | libc::POLLRDHUP);
     let answer = if seen & libc::POLLPRI != 0 {
         if is_on_used(connection) {
-            take_what_is_before(connection);
+            take_doorbells_before_mark(connection);
         }
         take(connection)
     } else if seen & (libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP) != 0 {
@@ -232,13 +234,13 @@ pub(crate) fn look(connection: &Connection) -> Answer {
             // The adapter is gone, and the remote has got nothing, so the kernel may connect
             // instead.
             let (_, remote) = true_ends(entry);
-            sys::disconnect_untold(fd);
+            sys::disconnect_unreported(fd);
             if sys::is_nonblocking(fd) {
                 kernel_connect(fd, remote);
             }
             entry.rx_carrier.store(0, Ordering::Relaxed);
             entry.tx_carrier.store(0, Ordering::Relaxed);
-            entry.flags.fetch_and(!FLAG_OFFLOAD, OFFLOAD_TOLD);
+            entry.flags.fetch_and(!FLAG_OFFLOAD, OFFLOAD_RELEASE);
             entry
                 .reason
                 .store(Reason::NoRelay as u32, Ordering::Relaxed);
@@ -270,7 +272,7 @@ fn has_payload(connection: &Connection) -> bool {
 }
 
 /// Takes doorbells that came before the urgent byte. The caller holds the receive lock.
-fn take_what_is_before(connection: &Connection) {
+fn take_doorbells_before_mark(connection: &Connection) {
     const TAKES_MAX: usize = 64;
     let is_at_mark = || sys::is_at_mark(connection.number());
     let mut takes = 0;
@@ -316,7 +318,7 @@ fn settle(connection: &Connection, outcome: u32) {
     }
     let over = FLAG_CONNECTING | FLAG_DEFERRED | if outcome != 0 { FLAG_OFFLOAD } else { 0 };
     entry.flags.fetch_or(outcome, Ordering::Relaxed);
-    entry.flags.fetch_and(!over, OFFLOAD_TOLD);
+    entry.flags.fetch_and(!over, OFFLOAD_RELEASE);
     WAITING.fetch_sub(1, Ordering::Relaxed);
 }
 
@@ -357,7 +359,7 @@ pub(crate) fn before_transfer(connection: &Connection, flags: i32) -> Result<boo
 /// `SO_ERROR` of a connection that waits for an answer or was refused; `None` when the kernel must
 /// answer.
 pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
-    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
+    let flags = connection.entry.flags.load(OFFLOAD_ACQUIRE);
     if flags & (FLAG_CONNECTING | FLAG_REFUSED) == 0 {
         return None;
     }
@@ -406,7 +408,7 @@ fn set_inline(fd: i32, on: bool) {
 
 /// The kernel's own `connect`; 0 or a negated errno.
 pub(super) fn kernel_connect(fd: i32, to: Address) -> isize {
-    let (storage, len) = addresses::spelled(fd, to);
+    let (storage, len) = addresses::sockaddr_for(fd, to);
     // SAFETY: `storage` is readable for `len` bytes.
     unsafe {
         sys::raw(

@@ -10,7 +10,7 @@ use toehold_channel::offload::{CarrierKey, true_ends};
 use toehold_channel::table::FLAG_OFFLOAD;
 
 use crate::connection::Connection;
-use crate::connection::orderings::OFFLOAD_SEEN;
+use crate::connection::orderings::OFFLOAD_ACQUIRE;
 use crate::offload::routing;
 use crate::system::{errno, sys};
 
@@ -78,7 +78,7 @@ pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
 
 fn reason(connection: &Connection) -> Option<i32> {
     let entry = connection.entry;
-    if entry.flags.load(OFFLOAD_SEEN) & FLAG_OFFLOAD == 0 {
+    if entry.flags.load(OFFLOAD_ACQUIRE) & FLAG_OFFLOAD == 0 {
         return None;
     }
     let key = CarrierKey::from_word(entry.carrier_key.load(Ordering::Relaxed))?;

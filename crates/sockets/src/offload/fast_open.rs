@@ -21,9 +21,9 @@
 use libc::{sockaddr, socklen_t};
 use toehold_channel::table::{FLAG_DEFERRED, FLAG_OFFLOAD, FLAG_REFUSED};
 
-use crate::connection::orderings::OFFLOAD_SEEN;
+use crate::connection::orderings::OFFLOAD_ACQUIRE;
 use crate::connection::{self, tracking};
-use crate::offload::active_open::{self, By, Opened};
+use crate::offload::active_open::{self, Opened, OpeningCall};
 use crate::offload::{addresses, routing};
 use crate::process;
 use crate::system::real::Door;
@@ -52,7 +52,7 @@ pub(crate) unsafe fn send(
     let remote = unsafe { addresses::read(address, len) };
     let known = connection::at(fd);
     if let Some(known) = &known {
-        let state = known.entry.flags.load(OFFLOAD_SEEN);
+        let state = known.entry.flags.load(OFFLOAD_ACQUIRE);
         let is_refused_first = !address.is_null() && remote.is_none();
         if state & (FLAG_OFFLOAD | FLAG_REFUSED) == 0 || is_refused_first {
             return None;
@@ -73,7 +73,7 @@ pub(crate) unsafe fn send(
         None => {
             let remote = may_begin?;
             errno::keep(tracking::prepare);
-            let by = By::Message(parts);
+            let by = OpeningCall::Message(parts);
             match errno::keep(|| active_open::begin(fd, remote, &by)) {
                 Ok(begun) => {
                     taken = begun.payload;
@@ -105,7 +105,7 @@ pub(crate) unsafe fn send(
         Opened::Done(_) => -1,
         Opened::Failed(error) => errno::result(Err(error)),
         Opened::Beside(end) => {
-            let (mut name, len) = errno::keep(|| addresses::spelled(fd, end));
+            let (mut name, len) = errno::keep(|| addresses::sockaddr_for(fd, end));
             let mut header = opening::header_of(parts);
             (header.msg_name, header.msg_namelen) = ((&raw mut name).cast(), len);
             // SAFETY: the caller's promise; `name` is readable for `len`.

@@ -15,27 +15,27 @@ use toehold_channel::offload::true_ends;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD};
 
 use crate::adapter;
-use crate::connection::orderings::OFFLOAD_SEEN;
+use crate::connection::orderings::OFFLOAD_ACQUIRE;
 use crate::connection::{self, Connection};
 use crate::system::{errno, sys};
 
 /// One more than the descriptor of the connection whose new settings the adapter does not know yet;
 /// 0: none.
-static UNSAID: AtomicU32 = AtomicU32::new(0);
+static PENDING_FD: AtomicU32 = AtomicU32::new(0);
 
 /// A connection through the engine was made: sends its settings, if the program has set any.
 pub(super) fn begin(connection: &Connection) {
     let liveness = liveness_of(connection.fd);
     if liveness != Liveness::default() {
-        tell(connection, &liveness);
+        send_settings(connection, &liveness);
     }
 }
 
 /// Sends the settings of a carrier's connection, some time after its turn has begun.
 #[cold]
-pub(crate) fn say_of_turn(connection: &Connection) {
-    if connection.entry.flags.load(OFFLOAD_SEEN) & FLAG_OFFLOAD != 0 {
-        tell(connection, &liveness_of(connection.fd));
+pub(crate) fn send_of_turn(connection: &Connection) {
+    if connection.entry.flags.load(OFFLOAD_ACQUIRE) & FLAG_OFFLOAD != 0 {
+        send_settings(connection, &liveness_of(connection.fd));
     }
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) -> bool
                     | libc::TCP_USER_TIMEOUT
             )
     );
-    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
+    let flags = connection.entry.flags.load(OFFLOAD_ACQUIRE);
     if !is_ours || flags & FLAG_OFFLOAD == 0 {
         return false;
     }
@@ -65,43 +65,44 @@ pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) -> bool
         return false;
     }
     if connection.local.attachment.has_region() {
-        // Sent at once, because rings may serve all later calls, and those do not check `UNSAID`.
-        tell(connection, &liveness_of(connection.fd));
+        // Sent at once, because rings may serve all later calls, and those do not check
+        // `PENDING_FD`.
+        send_settings(connection, &liveness_of(connection.fd));
         return false;
     }
     let this = connection.fd.unsigned_abs() + 1;
     // Relaxed: a hint. The message has the kernel's values at the time of sending.
-    let other = UNSAID.swap(this, Ordering::Relaxed);
+    let other = PENDING_FD.swap(this, Ordering::Relaxed);
     if other != this {
-        say_of(other);
+        send_of_descriptor(other);
     }
     false
 }
 
 /// Sends unsent settings. Called before a call that moves bytes, waits, or replaces the program.
 #[inline]
-pub fn say_what_is_set() {
-    if UNSAID.load(Ordering::Relaxed) != 0 {
-        say_now();
+pub fn send_liveness_settings() {
+    if PENDING_FD.load(Ordering::Relaxed) != 0 {
+        send_pending_now();
     }
 }
 
 #[cold]
-fn say_now() {
-    errno::keep(|| say_of(UNSAID.swap(0, Ordering::Relaxed)));
+fn send_pending_now() {
+    errno::keep(|| send_of_descriptor(PENDING_FD.swap(0, Ordering::Relaxed)));
 }
 
 /// Sends the settings of the connection that has that descriptor now.
-fn say_of(unsaid: u32) {
+fn send_of_descriptor(unsaid: u32) {
     let Some(fd) = unsaid.checked_sub(1) else {
         return;
     };
     let is_there = |connection: &Connection| {
-        let flags = connection.entry.flags.load(OFFLOAD_SEEN);
+        let flags = connection.entry.flags.load(OFFLOAD_ACQUIRE);
         flags & (FLAG_OFFLOAD | FLAG_CONNECTING) == FLAG_OFFLOAD
     };
     if let Some(connection) = connection::at(fd.cast_signed()).filter(is_there) {
-        tell(&connection, &liveness_of(connection.fd));
+        send_settings(&connection, &liveness_of(connection.fd));
     }
 }
 
@@ -120,10 +121,10 @@ fn liveness_of(fd: i32) -> Liveness {
     }
 }
 
-fn tell(connection: &Connection, liveness: &Liveness) {
+fn send_settings(connection: &Connection, liveness: &Liveness) {
     let (local, remote) = true_ends(connection.entry);
     let mut message = liveness.message();
     (message.local, message.local_port) = (local.ip, local.port);
     (message.remote, message.remote_port) = (remote.ip, remote.port);
-    adapter::tell(&message);
+    adapter::send_message(&message);
 }

@@ -42,7 +42,7 @@ pub(crate) unsafe fn alias(
         // bound, no other IPv4 traffic comes with it.
         sys::setsockopt_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0);
     }
-    Some(addresses::spelled(
+    Some(addresses::sockaddr_for(
         fd,
         Address {
             ip: mapped(alias),
@@ -61,5 +61,5 @@ pub(crate) fn true_name(fd: i32, side: Side) -> Option<(sockaddr_storage, sockle
     };
     let ip = routing_page.behind(end.v4()?)?;
     let port = end.port;
-    Some(addresses::spelled(fd, Address { ip, port }))
+    Some(addresses::sockaddr_for(fd, Address { ip, port }))
 }

@@ -6,7 +6,7 @@ use toehold_channel::offload::{Address, true_ends};
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD};
 
 use crate::connection::Connection;
-use crate::connection::orderings::OFFLOAD_SEEN;
+use crate::connection::orderings::OFFLOAD_ACQUIRE;
 use crate::offload::{addresses, awaiting};
 use crate::system::sys;
 
@@ -22,7 +22,7 @@ pub(crate) enum Side {
 /// The remote's address of a connection through the engine, also after its end; `None` for another
 /// connection.
 pub(crate) fn remote_by_engine(connection: &Connection) -> Option<Address> {
-    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
+    let flags = connection.entry.flags.load(OFFLOAD_ACQUIRE);
     (flags & FLAG_OFFLOAD != 0).then(|| true_ends(connection.entry).1)
 }
 
@@ -32,21 +32,21 @@ pub(crate) fn answer(
     connection: &Connection,
     side: Side,
 ) -> Option<Result<(sockaddr_storage, socklen_t), i32>> {
-    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
+    let flags = connection.entry.flags.load(OFFLOAD_ACQUIRE);
     if flags & FLAG_OFFLOAD == 0 {
         return None;
     }
     if flags & FLAG_CONNECTING != 0 {
         awaiting::look(connection);
     }
-    let is_connecting = connection.entry.flags.load(OFFLOAD_SEEN) & FLAG_CONNECTING != 0;
+    let is_connecting = connection.entry.flags.load(OFFLOAD_ACQUIRE) & FLAG_CONNECTING != 0;
     let (local, remote) = true_ends(connection.entry);
     match side {
         Side::Remote if is_connecting => Some(Err(libc::ENOTCONN)),
         // After a reset, or when both ends have closed, the kernel has no address for that end
         // either.
         Side::Remote if sys::socket_address(connection.fd, true).is_err() => None,
-        Side::Remote => Some(Ok(addresses::spelled(connection.fd, remote))),
-        Side::Local => Some(Ok(addresses::spelled(connection.fd, local))),
+        Side::Remote => Some(Ok(addresses::sockaddr_for(connection.fd, remote))),
+        Side::Local => Some(Ok(addresses::sockaddr_for(connection.fd, local))),
     }
 }

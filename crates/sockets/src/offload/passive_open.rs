@@ -8,7 +8,7 @@ use toehold_channel::table::{FLAG_OFFLOAD, Reason};
 
 use crate::adapter;
 use crate::connection::Connection;
-use crate::connection::orderings::{OFFLOAD_SEEN, OFFLOAD_TOLD};
+use crate::connection::orderings::{OFFLOAD_ACQUIRE, OFFLOAD_RELEASE};
 use crate::epoll::early;
 use crate::express::unread_watch;
 use crate::offload::{addresses, endings, liveness, questions, routing};
@@ -60,7 +60,7 @@ pub(crate) fn fast_open_set(fd: i32) {
 
 /// A descriptor of a listener was closed.
 pub(crate) fn stopped_listening() {
-    adapter::tell(&Message::new(Kind::Unlisten));
+    adapter::send_message(&Message::new(Kind::Unlisten));
 }
 
 /// The program has accepted a connection. If it comes from the adapter, stores its true addresses
@@ -92,7 +92,7 @@ pub(crate) fn accepted(connection: &Connection) -> bool {
         let relayed = Reason::Relayed as u32;
         entry.reason.store(relayed, Ordering::Relaxed);
     }
-    entry.flags.fetch_or(FLAG_OFFLOAD, OFFLOAD_TOLD);
+    entry.flags.fetch_or(FLAG_OFFLOAD, OFFLOAD_RELEASE);
     liveness::begin(connection);
     true
 }
@@ -107,7 +107,7 @@ pub(crate) fn comes_from_engine(remote: &libc::sockaddr_storage) -> bool {
 /// adapter, stores the connection's true addresses; false when the routing page does not have them.
 pub(crate) fn accepted_again(carrier: &Connection) -> bool {
     let entry = carrier.entry;
-    if entry.flags.load(OFFLOAD_SEEN) & FLAG_OFFLOAD == 0 {
+    if entry.flags.load(OFFLOAD_ACQUIRE) & FLAG_OFFLOAD == 0 {
         return true;
     }
     let ends = || {
@@ -125,9 +125,9 @@ pub(crate) fn accepted_again(carrier: &Connection) -> bool {
 }
 
 /// A further connection was accepted: sends the settings that it has inherited from its listener.
-pub(crate) fn say_liveness(connection: &Connection) {
-    let is_engine_s = connection.entry.flags.load(OFFLOAD_SEEN) & FLAG_OFFLOAD != 0;
-    if is_engine_s && connection.local.express.begins_kept() {
-        unread_watch::say_liveness(connection);
+pub(crate) fn watch_liveness(connection: &Connection) {
+    let is_engine_s = connection.entry.flags.load(OFFLOAD_ACQUIRE) & FLAG_OFFLOAD != 0;
+    if is_engine_s && connection.local.express.begins_with_keepalive() {
+        unread_watch::watch_liveness(connection);
     }
 }

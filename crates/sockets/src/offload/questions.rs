@@ -24,7 +24,7 @@ pub(super) fn routing_page() -> Option<RoutingPage> {
         return None;
     }
     let _held = adapter::lock();
-    let adapter = adapter::reach()?;
+    let adapter = adapter::connect_if_needed()?;
     if ASKED_EPOCH.load(Ordering::Relaxed) != adapter::epoch() {
         ASKED_EPOCH.store(adapter::epoch(), Ordering::Relaxed);
         routing::forget();
@@ -44,7 +44,7 @@ pub(super) fn is_beside(fd: i32) -> bool {
 /// all messages before it are handled. The caller holds the adapter's lock.
 pub(super) fn say_and_wait(adapter: i32, message: &Message, reply: Kind, limit_ns: u64) {
     if !adapter::send(adapter, message, None) {
-        return adapter::lose(adapter);
+        return adapter::forget_socket(adapter);
     }
     let start = sys::now_ns();
     loop {

@@ -30,7 +30,7 @@ use toehold_stream::worth::{self, Worth};
 use crate::adapter::Asked;
 use crate::adapter::{self, namespace, offers, requests};
 use crate::connection::carrier::Carrier;
-use crate::connection::orderings::PINNED;
+use crate::connection::orderings::PIN_SEQ_CST;
 use crate::connection::{self, Connection};
 use crate::connection::{counts, resets, settings, unix};
 use crate::direction::switching;
@@ -146,10 +146,10 @@ pub(crate) fn consider(connection: &Connection) {
         attach(connection);
         return;
     }
-    let Some(adapter) = adapter::reach() else {
+    let Some(adapter) = adapter::connect_if_needed() else {
         entry
             .reason
-            .store(adapter::why_not() as u32, Ordering::Relaxed);
+            .store(adapter::connect_failure() as u32, Ordering::Relaxed);
         return;
     };
     let epoch = adapter::epoch();
@@ -204,7 +204,7 @@ pub(crate) fn ask_before_answer(connection: &Connection) -> bool {
 
 fn ask_now(connection: &Connection, listener: Option<i32>) -> Option<i32> {
     let _held = adapter::lock();
-    let adapter = adapter::reach()?;
+    let adapter = adapter::connect_if_needed()?;
     if namespace::is_wanted(connection) && !namespace::show(connection, adapter) {
         return None;
     }
@@ -289,7 +289,7 @@ fn attach(connection: &Connection) {
     // From now on new calls see the region and wait for the locks. Host-path calls count themselves
     // in before they look at `region`.
     let is_given = (local.attachment).give(region, [&local.rx_in_flight, &local.tx_in_flight]);
-    if is_given && entry.flags.load(PINNED) & FLAG_PINNED != 0 {
+    if is_given && entry.flags.load(PIN_SEQ_CST) & FLAG_PINNED != 0 {
         // The connection was pinned after `consider` looked. The pinning thread saw no region, so
         // it took nothing back.
         local.attachment.take();

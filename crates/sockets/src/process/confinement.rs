@@ -14,11 +14,11 @@ use libc::iovec;
 use toehold_channel::table::{EntryState, Mode, Reason};
 use toehold_freestanding::memory;
 
-use crate::connection::orderings::STATE_TOLD;
+use crate::connection::orderings::STATE_RELEASE;
 use crate::connection::{self, Connection};
 use crate::direction::switching;
 use crate::epoll::membership;
-use crate::offload::liveness::say_what_is_set;
+use crate::offload::liveness::send_liveness_settings;
 use crate::offload::routing;
 use crate::process::descriptors::{self, Kind};
 use crate::process::kept_bytes::{self, BYTES_MAX, BYTES_OFFSET, Kept};
@@ -174,7 +174,7 @@ pub(crate) fn leave_process(reason: Reason) -> bool {
     }
     errno::keep(|| {
         express::end();
-        say_what_is_set();
+        send_liveness_settings();
         descriptors::for_each(0, u32::MAX, |fd, kind| {
             if kind == Kind::Connection
                 && let Some(connection) = connection::at(fd)
@@ -280,7 +280,7 @@ fn forget_all() {
             // The entry is free only once this process is gone, because threads may still be
             // inside.
             let ended = EntryState::Ended as u32;
-            entry.state.store(ended, STATE_TOLD);
+            entry.state.store(ended, STATE_RELEASE);
         }
     });
     holders::leave_family(process::pid());

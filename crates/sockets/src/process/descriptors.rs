@@ -25,14 +25,14 @@ const FDS_CHUNK_LOG2: u32 = 12;
 /// numbers for their own.
 const OWN_FD_MIN: usize = 700;
 /// The ordering with which a word of the table is stored, after the state that it names was filled
-/// in. Pairs with the loads by [`SEEN`], in `connection_at` and similar functions.
-const NOTED: Ordering = Ordering::Release;
+/// in. Pairs with the loads by [`SLOT_ACQUIRE`], in `connection_at` and similar functions.
+const SLOT_RELEASE: Ordering = Ordering::Release;
 /// The ordering with which a word is loaded, before the state that it names is read. Pairs with the
-/// stores by [`NOTED`], in `note` and similar functions.
-const SEEN: Ordering = Ordering::Acquire;
-/// The ordering with which a word is replaced when the former word may name something: [`NOTED`]
-/// and [`SEEN`] in one. Pairs with both, in `note` and `connection_at`.
-const REPLACED: Ordering = Ordering::AcqRel;
+/// stores by [`SLOT_RELEASE`], in `note` and similar functions.
+const SLOT_ACQUIRE: Ordering = Ordering::Acquire;
+/// The ordering with which a word is replaced when the former word may name something:
+/// [`SLOT_RELEASE`] and [`SLOT_ACQUIRE`] in one. Pairs with both, in `note` and `connection_at`.
+const SLOT_ACQ_REL: Ordering = Ordering::AcqRel;
 static FDS: Chunks<AtomicU64, FDS_CHUNK_LOG2, { FDS_MAX >> FDS_CHUNK_LOG2 }> = Chunks::new();
 /// The highest number that was ever recorded.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
@@ -57,7 +57,7 @@ pub(crate) const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
 
 /// The whole record of a descriptor: its kind, and its number within that kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Noted {
+pub(crate) enum Recorded {
     /// A connection, by number and generation.
     Connection(u32, u32),
     /// An epoll instance, by number.
@@ -79,21 +79,21 @@ pub(crate) struct Unconnected {
     pub(crate) is_duplicated: bool,
 }
 
-impl Noted {
+impl Recorded {
     #[inline]
-    fn of(word: u64) -> Noted {
+    fn of(word: u64) -> Recorded {
         match word >> KIND_SHIFT {
             1 => {
                 let (index, generation) = connection_in(word);
-                Noted::Connection(index, generation)
+                Recorded::Connection(index, generation)
             }
-            2 => Noted::Epoll(word as u32),
-            0 if word != 0 => Noted::Unconnected(Unconnected {
+            2 => Recorded::Epoll(word as u32),
+            0 if word != 0 => Recorded::Unconnected(Unconnected {
                 registration: word as u32,
                 is_unseen: word & UNSEEN != 0,
                 is_duplicated: word & DUPLICATED != 0,
             }),
-            _ => Noted::Nothing,
+            _ => Recorded::Nothing,
         }
     }
 }
@@ -117,14 +117,14 @@ fn note(fd: i32, word: u64) {
         // Raised before the word is stored, so that a walk up to `HIGHEST` misses no open
         // descriptor.
         HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
-        slot.store(word, NOTED);
+        slot.store(word, SLOT_RELEASE);
     }
 }
 
 /// The kind of `fd`.
 #[inline]
 pub(crate) fn kind(fd: i32) -> Kind {
-    match slot(fd).map_or(0, |slot| slot.load(SEEN) >> KIND_SHIFT) {
+    match slot(fd).map_or(0, |slot| slot.load(SLOT_ACQUIRE) >> KIND_SHIFT) {
         1 => Kind::Connection,
         2 => Kind::Epoll,
         3 => Kind::Own,
@@ -133,8 +133,10 @@ pub(crate) fn kind(fd: i32) -> Kind {
 }
 
 /// Everything noted of `fd`.
-pub(crate) fn noted(fd: i32) -> Noted {
-    slot(fd).map_or(Noted::Nothing, |slot| Noted::of(slot.load(SEEN)))
+pub(crate) fn noted(fd: i32) -> Recorded {
+    slot(fd).map_or(Recorded::Nothing, |slot| {
+        Recorded::of(slot.load(SLOT_ACQUIRE))
+    })
 }
 
 /// True when something can be noted of `fd`: its place is mapped now.
@@ -145,7 +147,7 @@ pub(crate) fn has_place(fd: i32) -> bool {
 /// Number and generation of the connection behind `fd`.
 #[inline]
 pub(crate) fn connection_at(fd: i32) -> Option<(u32, u32)> {
-    let word = slot(fd)?.load(SEEN);
+    let word = slot(fd)?.load(SLOT_ACQUIRE);
     (word >> KIND_SHIFT == 1).then(|| connection_in(word))
 }
 
@@ -158,13 +160,13 @@ fn connection_in(word: u64) -> (u32, u32) {
 /// Number of the epoll object behind `fd`.
 #[inline]
 pub(crate) fn epoll_number(fd: i32) -> Option<u32> {
-    let word = slot(fd)?.load(SEEN);
+    let word = slot(fd)?.load(SLOT_ACQUIRE);
     (word >> KIND_SHIFT == 2).then_some(word as u32)
 }
 
 /// First epoll registration of an unconnected `fd`, or 0.
 pub(crate) fn early_registrations(fd: i32) -> u32 {
-    let word = slot(fd).map_or(0, |slot| slot.load(SEEN));
+    let word = slot(fd).map_or(0, |slot| slot.load(SLOT_ACQUIRE));
     if word >> KIND_SHIFT == 0 {
         word as u32
     } else {
@@ -179,7 +181,7 @@ pub(crate) fn set_early_registrations(fd: i32, was: u32, number: u32) -> bool {
         is_it.then(|| word & !u64::from(u32::MAX) | u64::from(number))
     };
     slot_to_note(fd).is_some_and(|slot| {
-        slot.fetch_update(REPLACED, Ordering::Relaxed, replaced)
+        slot.fetch_update(SLOT_ACQ_REL, Ordering::Relaxed, replaced)
             .is_ok()
     })
 }
@@ -195,12 +197,12 @@ pub(crate) fn note_connection(fd: i32, index: u32, generation: u32) {
 }
 
 /// Records that `fd` is a new connection, and returns the former record.
-pub(crate) fn begin_connection(fd: i32, index: u32, generation: u32) -> Noted {
+pub(crate) fn begin_connection(fd: i32, index: u32, generation: u32) -> Recorded {
     let Some(slot) = slot(fd) else {
-        return Noted::Nothing;
+        return Recorded::Nothing;
     };
     HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
-    Noted::of(slot.swap(connection_word(index, generation), REPLACED))
+    Recorded::of(slot.swap(connection_word(index, generation), SLOT_ACQ_REL))
 }
 
 fn connection_word(index: u32, generation: u32) -> u64 {
@@ -224,12 +226,13 @@ pub(crate) fn forget_connection(fd: i32, index: u32, generation: u32) -> bool {
 /// Another socket is about to take the place of the connection at `fd`. Until then `fd` is recorded
 /// as a socket that is not connected yet. False as for [`forget_connection`].
 pub(crate) fn hold_for_replacement(fd: i32, index: u32, generation: u32) -> bool {
-    replace_connection(fd, index, generation, FRESH | FRESH_ODD)
+    replace_connection(fd, index, generation, FRESH | FRESH_CUSTOMIZED)
 }
 
 fn replace_connection(fd: i32, index: u32, generation: u32, word: u64) -> bool {
     let was = connection_word(index, generation);
-    let replaced = |slot: &AtomicU64| slot.compare_exchange(was, word, REPLACED, Ordering::Relaxed);
+    let replaced =
+        |slot: &AtomicU64| slot.compare_exchange(was, word, SLOT_ACQ_REL, Ordering::Relaxed);
     slot(fd).is_some_and(|slot| replaced(slot).is_ok())
 }
 
@@ -237,9 +240,9 @@ fn replace_connection(fd: i32, index: u32, generation: u32, word: u64) -> bool {
 /// something else.
 pub(crate) fn forget_unconnected(fd: i32) -> Option<Unconnected> {
     let forgotten = |word: u64| (word >> KIND_SHIFT == 0).then_some(0);
-    let before = slot(fd)?.fetch_update(REPLACED, Ordering::Relaxed, forgotten);
-    match Noted::of(before.ok()?) {
-        Noted::Unconnected(socket) => Some(socket),
+    let before = slot(fd)?.fetch_update(SLOT_ACQ_REL, Ordering::Relaxed, forgotten);
+    match Recorded::of(before.ok()?) {
+        Recorded::Unconnected(socket) => Some(socket),
         _ => None,
     }
 }
@@ -256,8 +259,8 @@ pub(crate) fn note_listener(fd: i32) -> u32 {
     let Some(slot) = slot_to_note(fd) else {
         return 0;
     };
-    match Noted::of(slot.swap(LISTENER, REPLACED)) {
-        Noted::Unconnected(before) => before.registration,
+    match Recorded::of(slot.swap(LISTENER, SLOT_ACQ_REL)) {
+        Recorded::Unconnected(before) => before.registration,
         _ => 0,
     }
 }
@@ -273,7 +276,7 @@ pub(crate) fn note_unseen(fd: i32) {
     }
     if let Some(slot) = slot_to_note(fd) {
         let unseen = |word: u64| (word >> KIND_SHIFT == 0).then_some(word | UNSEEN);
-        let _ = slot.fetch_update(REPLACED, Ordering::Relaxed, unseen);
+        let _ = slot.fetch_update(SLOT_ACQ_REL, Ordering::Relaxed, unseen);
     }
 }
 
@@ -289,7 +292,7 @@ pub(crate) fn note_duplicated(from: i32, to: i32) {
     }
     for slot in [from, to].into_iter().filter_map(slot_to_note) {
         let duplicated = |word: u64| (word >> KIND_SHIFT == 0).then_some(word | DUPLICATED);
-        let _ = slot.fetch_update(REPLACED, Ordering::Relaxed, duplicated);
+        let _ = slot.fetch_update(SLOT_ACQ_REL, Ordering::Relaxed, duplicated);
     }
 }
 
@@ -305,9 +308,9 @@ pub(crate) const FRESH_V6: u64 = 1 << 38;
 /// `TCP_NODELAY` is set.
 pub(crate) const FRESH_NODELAY: u64 = 1 << 39;
 /// The socket has an option or a name that a used carrier does not have.
-pub(crate) const FRESH_ODD: u64 = 1 << 40;
+pub(crate) const FRESH_CUSTOMIZED: u64 = 1 << 40;
 /// Keepalive options were set; they are copied to a carrier.
-pub(crate) const FRESH_KEPT: u64 = 1 << 41;
+pub(crate) const FRESH_KEEPALIVE: u64 = 1 << 41;
 
 /// Bits of the epoch (`express::spares`) in which a fresh socket was made.
 pub(crate) const EPOCH_BITS: u32 = 16;
@@ -338,7 +341,7 @@ pub(crate) fn note_fresh(fd: i32, bits: u64, epoch: u64) {
 #[cfg(test)]
 pub(crate) fn note_fresh_in_test(fd: i32) {
     let slot = FDS.get_or_map(fd as usize).expect("memory");
-    slot.store(FRESH, NOTED);
+    slot.store(FRESH, SLOT_RELEASE);
 }
 
 /// The epoch in the bits of a fresh socket.
@@ -357,7 +360,7 @@ pub(crate) fn change_fresh(fd: i32, bit: u64, is_set: bool) {
         let is_fresh = word >> KIND_SHIFT == 0 && word & FRESH != 0;
         is_fresh.then_some(if is_set { word | bit } else { word & !bit })
     };
-    let _ = slot.fetch_update(REPLACED, Ordering::Relaxed, changed);
+    let _ = slot.fetch_update(SLOT_ACQ_REL, Ordering::Relaxed, changed);
 }
 
 /// Records that an exec closes the descriptors from `first` to `last`.
@@ -369,7 +372,7 @@ pub(crate) fn close_fresh_on_exec(first: u32, last: u32) {
 
 /// The receiver of copies of this process's descriptors.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ToWhom {
+pub(crate) enum Recipient {
     /// A forked child, which gets all of them.
     Child,
     /// A program that a child executes, which gets those that are not close-on-exec.
@@ -378,16 +381,16 @@ pub(crate) enum ToWhom {
 
 /// Records that another process gets the fresh sockets, too. They count as duplicated, because
 /// bytes could move by a number that the library does not know.
-pub(crate) fn share_fresh(whom: ToWhom) {
+pub(crate) fn share_fresh(whom: Recipient) {
     for fd in 0..=HIGHEST.load(Ordering::Relaxed) as i32 {
         let Some(slot) = slot(fd) else { continue };
         let shared = |word: u64| {
-            let is_passed = whom == ToWhom::Child || word & FRESH_CLOEXEC == 0;
+            let is_passed = whom == Recipient::Child || word & FRESH_CLOEXEC == 0;
             let is_it = word >> KIND_SHIFT == 0 && word & FRESH != 0 && is_passed;
             is_it.then_some(word | DUPLICATED)
         };
         if shared(slot.load(Ordering::Relaxed)).is_some() {
-            let _ = slot.fetch_update(REPLACED, Ordering::Relaxed, shared);
+            let _ = slot.fetch_update(SLOT_ACQ_REL, Ordering::Relaxed, shared);
         }
     }
 }
@@ -399,8 +402,8 @@ pub(crate) fn share_one(fd: i32) {
 
 /// The bits of a fresh socket, if it can become any connection.
 pub(crate) fn fresh(fd: i32) -> Option<u64> {
-    let word = slot(fd)?.load(SEEN);
-    let is_plain = word & (LISTENER | UNSEEN | DUPLICATED | FRESH_ODD) == 0;
+    let word = slot(fd)?.load(SLOT_ACQUIRE);
+    let is_plain = word & (LISTENER | UNSEEN | DUPLICATED | FRESH_CUSTOMIZED) == 0;
     (word >> KIND_SHIFT == 0 && word & FRESH != 0 && is_plain).then_some(word)
 }
 
@@ -421,7 +424,7 @@ pub(crate) fn is_noted(fd: i32) -> bool {
 
 /// True when `fd` was noted to listen.
 pub(crate) fn is_listener(fd: i32) -> bool {
-    slot(fd).is_some_and(|slot| slot.load(SEEN) == LISTENER)
+    slot(fd).is_some_and(|slot| slot.load(SLOT_ACQUIRE) == LISTENER)
 }
 
 /// Every tracked descriptor from `first` to `last`, in order.
@@ -467,7 +470,7 @@ pub(crate) fn descriptor_of_epoll(number: u32) -> Option<i32> {
 
 /// Moves a descriptor of the library to a high number and marks it. Returns the new number.
 pub(crate) fn own(fd: i32) -> i32 {
-    let moved = out_of_the_way(fd);
+    let moved = duplicate_high(fd);
     let fd = match moved {
         Some(moved) => {
             sys::close(fd);
@@ -481,7 +484,7 @@ pub(crate) fn own(fd: i32) -> i32 {
 
 /// Duplicates `fd` to a high number that programs do not expect; if the limit of descriptors is
 /// low, to the highest free number.
-fn out_of_the_way(fd: i32) -> Option<i32> {
+fn duplicate_high(fd: i32) -> Option<i32> {
     /// Numbers below the limit that are tried at once.
     const STEP: usize = 8;
     let limit = descriptor_limit();
@@ -513,7 +516,7 @@ pub(crate) fn duplicate_for_us_near(fd: i32, near: i32) -> Option<i32> {
         _ => None,
     };
     let ours = again.filter(|&number| number >= 0);
-    let ours = ours.or_else(|| out_of_the_way(fd))?;
+    let ours = ours.or_else(|| duplicate_high(fd))?;
     note(ours, 3 << KIND_SHIFT);
     (kind(ours) == Kind::Own).then_some(ours)
 }
@@ -521,7 +524,7 @@ pub(crate) fn duplicate_for_us_near(fd: i32, near: i32) -> Option<i32> {
 /// Moves a descriptor of the library to another number. The old number stays open but is not marked
 /// any more. Returns the new number, if there is one.
 pub(crate) fn move_away(fd: i32) -> Option<i32> {
-    let moved = out_of_the_way(fd);
+    let moved = duplicate_high(fd);
     forget(fd);
     if let Some(moved) = moved {
         note(moved, 3 << KIND_SHIFT);
@@ -535,7 +538,7 @@ pub(crate) fn forget_all() {
 }
 
 /// Closes a descriptor of ours.
-pub(crate) fn disown(fd: i32) {
+pub(crate) fn close_own(fd: i32) {
     forget(fd);
     sys::close(fd);
 }
@@ -562,6 +565,6 @@ mod tests {
         let _ = begin_connection(FD, 8, 1);
         assert_eq!(forget_unconnected(FD), None);
         assert!(forget_connection(FD, 8, 1));
-        assert_eq!(noted(FD), Noted::Nothing);
+        assert_eq!(noted(FD), Recorded::Nothing);
     }
 }

@@ -30,15 +30,15 @@ use toehold_channel::rendezvous::{Kind as Said, Message};
 use toehold_channel::table::{Entry, EntryState, FLAG_INHERITED, FLAG_PINNED, Reason};
 
 use crate::adapter::{self, offers};
-use crate::connection::orderings::STATE_SEEN;
+use crate::connection::orderings::STATE_ACQUIRE;
 use crate::connection::{self, Connection};
 use crate::direction::{switching, takeover};
 use crate::epoll::membership;
 use crate::express;
-use crate::lock::UNLOCKED;
+use crate::lock::UNLOCK_RELEASE;
 use crate::memory::{pairs, slabs};
 use crate::offload::awaiting;
-use crate::process::descriptors::{self, Kind, ToWhom};
+use crate::process::descriptors::{self, Kind, Recipient};
 use crate::process::{self, family, holders, table};
 use crate::system::{faults, sys};
 use crate::waiting::sleepers;
@@ -205,7 +205,7 @@ pub fn holds_connections() -> bool {
 /// will have sockets that we may connect later.
 pub fn share_sockets() {
     if process::borrowed_memory() {
-        descriptors::share_fresh(ToWhom::Program);
+        descriptors::share_fresh(Recipient::Program);
     }
 }
 
@@ -236,7 +236,7 @@ pub fn before_exec(follows: bool) -> Departure {
     });
     let mut resumer = Resumer::new();
     each_survivor(|connection, is_first| match is_first {
-        true => hand_on_or_lend(connection, handover.as_mut(), &mut resumer, borrowed),
+        true => hand_on_or_share(connection, handover.as_mut(), &mut resumer, borrowed),
         false => hand_on_duplicate(connection, handover.as_mut()),
     });
     let any_survives = !borrowed && leave_holds_to_successor();
@@ -264,7 +264,7 @@ pub fn before_exec(follows: bool) -> Departure {
 
 /// A connection stays open in the new program. With a `handover` its rings go on; otherwise both
 /// directions go to the kernel. With `borrowed` memory the caller's program goes on, too.
-fn hand_on_or_lend(
+fn hand_on_or_share(
     connection: &Connection,
     handover: Option<&mut (OwnedFd, Handover)>,
     resumer: &mut Resumer,
@@ -281,7 +281,7 @@ fn hand_on_or_lend(
         return;
     }
     if borrowed {
-        lend_to_program(connection);
+        share_with_program(connection);
         holders::count_out(entry, None);
         return;
     }
@@ -291,7 +291,7 @@ fn hand_on_or_lend(
     if is_gift || is_standard(connection) {
         switching::quiesce(connection, Reason::Passed);
     } else {
-        switching::lend(connection);
+        switching::keep_on_carrier(connection);
     }
 }
 
@@ -314,7 +314,7 @@ fn leave_holds_to_successor() -> bool {
 /// A child is about to execute a program, and the library does not see that. Connections that stay
 /// open there are lent.
 pub fn before_spawn() {
-    before_child(lend_to_program);
+    before_child(share_with_program);
 }
 
 /// As [`before_spawn`], for a child whose own calls come to the library. Only when it executes the
@@ -323,13 +323,13 @@ pub fn before_spawn() {
 pub fn before_vfork() {
     before_child(|connection| {
         if !is_standard(connection) {
-            switching::lend(connection);
+            switching::keep_on_carrier(connection);
         }
     });
 }
 
 fn before_child(each: impl Fn(&Connection)) {
-    descriptors::share_fresh(ToWhom::Program);
+    descriptors::share_fresh(Recipient::Program);
     if !process::is_started() || table::table().is_none() {
         return;
     }
@@ -343,10 +343,10 @@ fn before_child(each: impl Fn(&Connection)) {
 
 /// A program without the library gets the connection, too. Unread bytes of a standard stream are
 /// for that program.
-fn lend_to_program(connection: &Connection) {
+fn share_with_program(connection: &Connection) {
     match is_standard(connection) {
         true => switching::quiesce(connection, Reason::Passed),
-        false => switching::lend(connection),
+        false => switching::keep_on_carrier(connection),
     }
 }
 
@@ -361,8 +361,8 @@ pub fn exec_failed(departure: Departure) {
             close_all([record.slab_fd, record.pair_fd]);
             if record.flags & LOCKED != 0 {
                 if let Some(entry) = table::entry(record.entry) {
-                    entry.rx_lock.store(0, UNLOCKED);
-                    entry.tx_lock.store(0, UNLOCKED);
+                    entry.rx_lock.store(0, UNLOCK_RELEASE);
+                    entry.tx_lock.store(0, UNLOCK_RELEASE);
                 }
             }
         }
@@ -427,17 +427,17 @@ pub fn take_over_from(handover_fd: i32) {
         }
     }
     if known {
-        adapter::say_hello_once();
+        adapter::send_hello_once();
     }
     handover.close();
 }
 
 /// Enters one descriptor of the former program.
 fn take_over(record: &Record) -> bool {
-    let Some((entry, local)) = connection::meet(record.entry) else {
+    let Some((entry, local)) = connection::hold_entry(record.entry) else {
         return false;
     };
-    if entry.state.load(STATE_SEEN) != EntryState::Live as u32
+    if entry.state.load(STATE_ACQUIRE) != EntryState::Live as u32
         || entry.generation.load(Ordering::Relaxed) != record.generation
     {
         return false;
@@ -463,8 +463,8 @@ fn take_over(record: &Record) -> bool {
     awaiting::take_over(&connection);
     let mapped = record.slab_fd < 0 || map(&connection, record);
     if record.flags & LOCKED != 0 {
-        entry.rx_lock.store(0, UNLOCKED);
-        entry.tx_lock.store(0, UNLOCKED);
+        entry.rx_lock.store(0, UNLOCK_RELEASE);
+        entry.tx_lock.store(0, UNLOCK_RELEASE);
     }
     if !mapped {
         connection.pin(Reason::NoResources);
@@ -690,7 +690,7 @@ impl Resumer {
             // A `vfork` child must not change the memory: the parent goes on with it.
             return false;
         }
-        let Some(adapter) = adapter::reach() else {
+        let Some(adapter) = adapter::connect_if_needed() else {
             return false;
         };
         let mut request = Message::new(Said::Resume);

@@ -112,21 +112,21 @@ fn expect_child_of(table: &Table, thread: usize) -> Option<u32> {
 }
 
 /// This thread has forked a child.
-pub(crate) fn child_born(table: &Table, child: u32) {
-    child_born_to(table, child, errno::thread());
+pub(crate) fn child_forked(table: &Table, child: u32) {
+    child_forked_by(table, child, errno::thread());
 }
 
-fn child_born_to(table: &Table, child: u32, thread: usize) {
+fn child_forked_by(table: &Table, child: u32, thread: usize) {
     if let Some((place, word)) = Expected::take(thread) {
         table.name_child(place, word, child);
     }
 }
 
 /// This thread's `fork` has failed. False when it had found no place for a child.
-pub(crate) fn child_unborn(table: &Table) -> bool {
+pub(crate) fn fork_failed(table: &Table) -> bool {
     let expected = Expected::take(errno::thread());
     if let Some((place, word)) = expected {
-        table.child_unborn(place, word);
+        table.fork_failed(place, word);
     }
     expected.is_some()
 }
@@ -226,9 +226,9 @@ mod tests {
         assert!(table.name_child(first, at(first), 1001));
         table.header().family[first as usize].store(0, Ordering::Relaxed);
         let awaited = at(second);
-        child_born_to(&table, 1001, 64);
+        child_forked_by(&table, 1001, 64);
         assert_eq!(at(second), awaited, "the second child's place is its own");
-        child_born_to(&table, 1002, 128);
+        child_forked_by(&table, 1002, 128);
         assert_eq!((at(first), at(second)), (0, 1002));
     }
 

@@ -48,7 +48,7 @@ struct Membership {
 impl Membership {
     /// True when the caller must report the bytes. With `EPOLLET` or `EPOLLONESHOT`, only one
     /// thread reports them, once.
-    fn tell(&self, wanted: u32) -> bool {
+    fn claim_report(&self, wanted: u32) -> bool {
         const ONCE: u32 = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
         let disarmed = wanted & !(libc::EPOLLIN as u32);
         wanted & ONCE == 0
@@ -320,7 +320,7 @@ pub(crate) fn add_events(instance: i32, events: &mut [epoll_event], found: i32) 
         let Some(event) = events.get_mut(known.unwrap_or(count)) else {
             continue;
         };
-        if !member.tell(wanted) {
+        if !member.claim_report(wanted) {
             continue;
         }
         if known.is_none() {
@@ -350,7 +350,7 @@ mod tests {
     fn at_once(each: impl Fn(i32) + Sync, is_right: impl Fn() -> bool + Sync) -> usize {
         let (arrived, wrong) = (AtomicUsize::new(0), AtomicUsize::new(0));
         // The threads spin, because threads that sleep at a barrier are woken one after another.
-        let meet = |count: usize| {
+        let hold_entry = |count: usize| {
             arrived.fetch_add(1, Ordering::AcqRel);
             let mut turns = 0u32;
             while arrived.load(Ordering::Acquire) < count * FDS.len() {
@@ -363,16 +363,16 @@ mod tests {
         };
         std::thread::scope(|scope| {
             for fd in FDS {
-                let (wrong, meet, each, is_right) = (&wrong, &meet, &each, &is_right);
+                let (wrong, hold_entry, each, is_right) = (&wrong, &hold_entry, &each, &is_right);
                 scope.spawn(move || {
                     for round in 0..ROUNDS {
-                        meet(3 * round + 1);
+                        hold_entry(3 * round + 1);
                         each(fd);
-                        meet(3 * round + 2);
+                        hold_entry(3 * round + 2);
                         if fd == FDS[0] && !is_right() {
                             wrong.fetch_add(1, Ordering::Relaxed);
                         }
-                        meet(3 * round + 3);
+                        hold_entry(3 * round + 3);
                     }
                 });
             }
@@ -443,7 +443,7 @@ mod tests {
         let member = KeptDescriptor::new();
         member.register(INSTANCE, WANTED, 42);
         let member = member.member(INSTANCE).expect("registered");
-        assert!(member.tell(WANTED));
-        assert!(!member.tell(WANTED));
+        assert!(member.claim_report(WANTED));
+        assert!(!member.claim_report(WANTED));
     }
 }

@@ -5,7 +5,7 @@ use toehold_channel::table::WaitMode;
 use crate::connection::{self, release};
 use crate::epoll::lifetime;
 use crate::memory::mlockall;
-use crate::process::descriptors::{self, ToWhom};
+use crate::process::descriptors::{self, Recipient};
 use crate::process::{self, family, holders, table};
 use crate::system::{errno, faults, real};
 use crate::waiting::kernel_waits;
@@ -55,7 +55,7 @@ pub extern "C" fn before_fork() {
         return;
     }
     express::stop();
-    descriptors::share_fresh(ToWhom::Child);
+    descriptors::share_fresh(Recipient::Child);
     process::before_fork();
     let place = table::table().and_then(|table| holders::expect_child(&table));
     connection::each_held(|_, entry, _| {
@@ -69,8 +69,8 @@ pub fn after_fork_in_parent(result: i64) {
         return;
     };
     errno::keep(|| match u32::try_from(result) {
-        Ok(child) => holders::child_born(&table, child),
-        Err(_) if holders::child_unborn(&table) => {}
+        Ok(child) => holders::child_forked(&table, child),
+        Err(_) if holders::fork_failed(&table) => {}
         // The child was counted without a place.
         Err(_) => connection::each_held(|_, entry, _| holders::count_out(entry, None)),
     });

@@ -238,7 +238,7 @@ pub(crate) fn disconnect(fd: i32) {
 
 /// As [`disconnect`], but no later call reports the reset: the socket returns to its unconnected
 /// state.
-pub(crate) fn disconnect_untold(fd: i32) {
+pub(crate) fn disconnect_unreported(fd: i32) {
     disconnect(fd);
     let _ = getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR);
 }

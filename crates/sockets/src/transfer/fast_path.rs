@@ -52,7 +52,7 @@ pub(crate) unsafe fn send(
     let held = lock::try_lock(&entry.tx_lock)?;
     let end = simple_end(connection)?;
     let hints = entry.rx_hints.load(Ordering::Relaxed);
-    if !switching::is_content(connection, &end, hints) || pending_errors::is_in(hints) {
+    if !switching::has_no_request(connection, &end, hints) || pending_errors::is_in(hints) {
         return None;
     }
     let sender = end.sender();

@@ -32,7 +32,7 @@ fn by_duplicate(connection: &Connection, kernel: impl Fn(i32) -> isize) -> isize
         // The program has reached its limit of descriptors.
         return kernel(number);
     };
-    let end = || errno::keep(|| descriptors::disown(duplicate));
+    let end = || errno::keep(|| descriptors::close_own(duplicate));
     // If the number still belongs to the connection, it did so when it was duplicated.
     if connection.carrier() != Some(number) {
         end();

@@ -226,7 +226,7 @@ fn pipe_to_ring(
     let step = |end: &End<'_>, done: usize| {
         send::begin_step(connection, end, done)?;
         if end.tx_mode() != Mode::Ring {
-            doorbells::tidy(connection, end);
+            doorbells::try_drain(connection, end);
             return pipe_to_carrier(connection, end, pipe, len - done, flags);
         }
         let sender = end.sender();

@@ -8,7 +8,8 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::{
-    Control, SETUP_IOPOLL, SETUP_SQE128, hand_over, is_served, lose_sight, replace_at, request_at,
+    Control, SETUP_IOPOLL, SETUP_SQE128, hand_over, is_served, leave_all_to_kernel, replace_at,
+    request_at,
 };
 
 /// The beginning of `struct io_uring`; `sq` is its first member.
@@ -43,7 +44,7 @@ pub(crate) unsafe fn made(ring: *const Ring) {
     // SAFETY: the caller's promise.
     if is_served() && unsafe { &*ring }.flags & SETUP_SQPOLL != 0 {
         // A kernel thread takes the requests.
-        lose_sight();
+        leave_all_to_kernel();
     }
 }
 

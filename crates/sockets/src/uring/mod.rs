@@ -361,7 +361,7 @@ fn is_served() -> bool {
 
 /// The library cannot see all requests of this process, so all of its connections go to the kernel.
 #[cold]
-fn lose_sight() {
+fn leave_all_to_kernel() {
     confinement::leave_process(Reason::UnseenWaits);
 }
 
@@ -386,7 +386,7 @@ pub(crate) unsafe fn opened(fd: i32, parameters: *const u32) {
         free.is_some_and(|ring| ring.map(fd, parameters))
     };
     if !is_mapped {
-        lose_sight();
+        leave_all_to_kernel();
     }
 }
 
@@ -470,7 +470,7 @@ fn look(fd: i32, wanted: u32, flags: u32, control: Control) -> Option<u32> {
             })
         };
         let Some(copied) = copied else {
-            lose_sight();
+            leave_all_to_kernel();
             return None;
         };
         for request in &requests[..copied] {
@@ -580,13 +580,13 @@ fn used_by_kernel(fd: i32, writes_only: bool) {
                 return;
             };
             if writes_only {
-                switching::lend_for(&connection, Reason::UnseenWaits);
+                switching::keep_on_carrier_for(&connection, Reason::UnseenWaits);
             } else {
                 switching::quiesce(&connection, Reason::UnseenWaits);
             }
         }
         // A program that waits for an instance in this way waits for all of its members.
-        Kind::Epoll => lose_sight(),
+        Kind::Epoll => leave_all_to_kernel(),
         Kind::Foreign if fd >= 0 => descriptors::note_unseen(fd),
         Kind::Foreign | Kind::Own => {}
     }

@@ -7,7 +7,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::{WAKING, WakeWord};
+use toehold_channel::doorbell::{WAKE_SEQ_CST, WakeWord};
 use toehold_channel::sync::fence;
 use toehold_stream::end::End;
 
@@ -52,12 +52,12 @@ pub(crate) fn disarm(connection: &Connection, end: &End<'_>) {
             true => sleepers::resting(connection),
             false => WakeWord::Bell.to_word().into(),
         };
-        (end.ours().wake.wake.swap(word, WAKING)).is(WakeWord::None.to_word())
+        (end.ours().wake.wake.swap(word, WAKE_SEQ_CST)).is(WakeWord::None.to_word())
     };
     if rung {
         // The doorbell announced news that an epoll instance would find in its ready bitmap. We may
         // have taken the doorbell off the carrier before the kernel reported it to that instance.
-        news::nudge(connection);
+        news::push_ready_and_wake(connection);
     }
 }
 

@@ -86,7 +86,7 @@ pub(crate) fn accelerated(fd: i32) -> bool {
 struct Copy {
     inline: [pollfd; INLINE],
     inline_armed: [MaybeUninit<Option<Armed>>; INLINE],
-    outside: Outside,
+    outside: ArrayMemory,
     len: usize,
 }
 
@@ -98,7 +98,7 @@ const NONE: pollfd = pollfd {
 };
 
 /// Memory for the two arrays when they are too long for the stack.
-enum Outside {
+enum ArrayMemory {
     Nowhere,
     Piece(Piece),
     Mapped(*mut pollfd),
@@ -111,8 +111,8 @@ impl Copy {
     #[inline]
     fn new(len: usize) -> Option<Copy> {
         let outside = match len {
-            0..=INLINE => Outside::Nowhere,
-            _ => Outside::with_room(len)?,
+            0..=INLINE => ArrayMemory::Nowhere,
+            _ => ArrayMemory::with_room(len)?,
         };
         Some(Copy {
             inline: [NONE; INLINE],
@@ -129,12 +129,12 @@ impl Copy {
     fn parts(&mut self) -> (&mut [pollfd], &mut [MaybeUninit<Option<Armed>>]) {
         const { assert!(align_of::<Option<Armed>>() <= align_of::<pollfd>()) };
         let base = match &mut self.outside {
-            Outside::Nowhere => {
+            ArrayMemory::Nowhere => {
                 let (copy, armed) = (&mut self.inline, &mut self.inline_armed);
                 return (&mut copy[..self.len], &mut armed[..self.len]);
             }
-            Outside::Piece(piece) => piece.places::<pollfd>().as_mut_ptr().cast(),
-            Outside::Mapped(base) => *base,
+            ArrayMemory::Piece(piece) => piece.places::<pollfd>().as_mut_ptr().cast(),
+            ArrayMemory::Mapped(base) => *base,
         };
         // SAFETY: `with_room` has made room for `len` elements of both, ours until drop, and
         // numbers are all that is in the first. The second array begins where the first one ends,
@@ -148,21 +148,21 @@ impl Copy {
     }
 }
 
-impl Outside {
+impl ArrayMemory {
     /// Room for `len` descriptors. `None`: there is no memory.
     #[cold]
-    fn with_room(len: usize) -> Option<Outside> {
+    fn with_room(len: usize) -> Option<ArrayMemory> {
         if len <= PIECE_BYTES / PLACE_BYTES {
-            return Piece::take().map(Outside::Piece);
+            return Piece::take().map(ArrayMemory::Piece);
         }
         let base: *mut pollfd = sys::map_memory(len * PLACE_BYTES).cast();
-        (!base.is_null()).then_some(Outside::Mapped(base))
+        (!base.is_null()).then_some(ArrayMemory::Mapped(base))
     }
 }
 
 impl Drop for Copy {
     fn drop(&mut self) {
-        if let Outside::Mapped(base) = self.outside {
+        if let ArrayMemory::Mapped(base) = self.outside {
             // SAFETY: mapped by `with_room` for as many.
             unsafe { memory::unmap(base.cast(), self.len * PLACE_BYTES) };
         }

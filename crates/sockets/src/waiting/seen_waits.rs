@@ -37,7 +37,7 @@ use crate::system::{errno, sys};
 /// nothing.
 const SEEN: u32 = 1 << 31;
 /// After this many of them, the program seems to poll by itself.
-const FRUITLESS_POLLING: u32 = 8;
+const EMPTY_POLLS_MAX: u32 = 8;
 /// After this many bytes, a program with blocking calls that only sends is assumed to wait for
 /// nothing.
 const SENT_WITHOUT_ANSWER: u64 = 64 << 10;
@@ -74,7 +74,7 @@ pub(crate) fn after_call(local: &Local, result: isize) {
         return;
     }
     if result < 0 && errno::get() == libc::EAGAIN {
-        let is_polling = waits + 1 >= FRUITLESS_POLLING;
+        let is_polling = waits + 1 >= EMPTY_POLLS_MAX;
         let waits = if is_polling { SEEN } else { waits + 1 };
         local.waits.store(waits, Ordering::Relaxed);
     } else if waits != 0 {

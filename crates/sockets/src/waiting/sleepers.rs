@@ -3,7 +3,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::{WAKING, WakeWord};
+use toehold_channel::doorbell::{WAKE_SEQ_CST, WakeWord};
 use toehold_channel::table::Reason;
 use toehold_channel::untrusted::Untrusted;
 use toehold_stream::end::End;
@@ -87,12 +87,12 @@ fn sleeps_on_anothers_bitmap(connection: &Connection) -> bool {
     // SAFETY: places of the pair table are never released.
     let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
     pair.and_then(|pair| pair.ours(bitmap))
-        .is_some_and(|bitmap| bitmap.sleeping.load(WAKING).is(1))
+        .is_some_and(|bitmap| bitmap.sleeping.load(WAKE_SEQ_CST).is(1))
 }
 
 /// Tells the peer how this side wants to hear of news.
 pub(crate) fn set_wake(end: &End<'_>, word: WakeWord) {
-    end.ours().wake.wake.store(word.to_word(), WAKING);
+    end.ours().wake.wake.store(word.to_word(), WAKE_SEQ_CST);
 }
 
 /// The wake lock cannot be taken, so the wake word may change while the sleeper sleeps: the stuck

@@ -20,7 +20,7 @@ const PACKETS_AT_FIRST: u8 = 5;
 //= RFC 9768#3.2.2.5.1
 //# If there is unacknowledged data at the receiver, 'n' SHOULD be 2.
 /// This many unreported marked packets are reported at once, if there is data to acknowledge.
-const UNTOLD_MAX: u8 = 2;
+const UNREPORTED_MAX: u8 = 2;
 //= RFC 9768#3.2.2.5.1
 //# If there is no unacknowledged data at the receiver, 'n' SHOULD be 3
 //= RFC 9768#3.2.2.5.1
@@ -28,7 +28,7 @@ const UNTOLD_MAX: u8 = 2;
 //= RFC 9768#3.2.2.5.1
 //# In either case, 'n' MUST be no greater than 7.
 /// The limit without data to acknowledge, so that two ends do not answer each other for ever.
-const UNTOLD_MAX_WITHOUT_DATA: u8 = 3;
+const UNREPORTED_MAX_WITHOUT_DATA: u8 = 3;
 //= RFC 9768#3.1.4.1
 //# If the sender of an AccECN SYN (the TCP Client) times out before receiving the SYN/ACK, it
 //# SHOULD attempt to negotiate the use of AccECN at least one more time by continuing to set all
@@ -167,16 +167,16 @@ pub(super) struct Feedback {
 #[derive(Debug)]
 pub(crate) struct AccurateEcn {
     /// r.cep: marked packets that arrived, modulo 256.
-    came_packets: u8,
+    received_packets: u8,
     /// How many of them were reported.
-    told_packets: u8,
+    reported_packets: u8,
     /// r.e0b, r.ceb and r.e1b.
     came_bytes: EcnCounters,
     /// The last packet arrived marked.
     was_marked: bool,
     /// The ECN codepoint of the remote's latest SYN or SYN-ACK.
-    handshake_came: Ecn,
-    /// `came_packets` includes a marked SYN-ACK, of which at most one is counted.
+    handshake_received: Ecn,
+    /// `received_packets` includes a marked SYN-ACK, of which at most one is counted.
     has_counted_syn_ack: bool,
     /// Timeouts of our SYN before the remote's SYN arrived: the count for the SYN-ACK begins there.
     syn_retries: u8,
@@ -204,8 +204,8 @@ impl AccurateEcn {
     /// For the end that received a SYN with this codepoint.
     pub(super) fn of_server(syn_came: Ecn) -> Self {
         Self {
-            came_packets: PACKETS_AT_FIRST,
-            told_packets: PACKETS_AT_FIRST,
+            received_packets: PACKETS_AT_FIRST,
+            reported_packets: PACKETS_AT_FIRST,
             // Section 3.2.1: ECT counters begin at 1, so that a path that clears them is detected.
             came_bytes: EcnCounters {
                 ect0: 1,
@@ -216,7 +216,7 @@ impl AccurateEcn {
             //# If a TCP Server in AccECN mode receives a CE mark in the IP-ECN field of a SYN
             //# (SYN=1, ACK=0), it MUST NOT increment r.cep (it remains at its initial value of 5).
             was_marked: false,
-            handshake_came: syn_came,
+            handshake_received: syn_came,
             has_counted_syn_ack: false,
             syn_retries: 0,
             owes_reflection: false,
@@ -236,10 +236,10 @@ impl AccurateEcn {
     /// For the end that sent the SYN and received a SYN-ACK with this codepoint.
     pub(super) fn of_client(syn_ack_came: Ecn) -> Self {
         let is_marked = syn_ack_came == Ecn::CongestionExperienced;
-        let came_packets = PACKETS_AT_FIRST + u8::from(is_marked);
+        let received_packets = PACKETS_AT_FIRST + u8::from(is_marked);
         Self {
-            came_packets,
-            told_packets: came_packets,
+            received_packets,
+            reported_packets: received_packets,
             has_counted_syn_ack: is_marked,
             //= RFC 9768#3.2.2.2
             //# If a TCP Client in AccECN mode receives CE feedback in the TCP flags of a SYN/ACK,
@@ -269,14 +269,14 @@ impl AccurateEcn {
     //# ACK=0), it MUST NOT increment r.cep (it remains at its initial value of 5).
     /// The remote's SYN arrived again: our answer reports this one.
     pub(super) fn note_repeated_syn(&mut self, flags: Flags, came: Ecn) {
-        self.handshake_came = came;
+        self.handshake_received = came;
         self.is_agreed &= flags.ace() != 0b000;
     }
 
     /// The SYN-ACK of a simultaneous open arrived: our next acknowledgement reports its codepoint,
     /// as a client's does (section 3.2.2.1). A mark on it is counted as on every segment.
     pub(super) fn note_syn_ack(&mut self, came: Ecn) {
-        self.handshake_came = came;
+        self.handshake_received = came;
         self.has_counted_syn_ack |= came == Ecn::CongestionExperienced;
         self.owes_reflection = true;
     }
@@ -289,7 +289,7 @@ impl AccurateEcn {
         //# MUST increment r.cep, but no more than once no matter how many CE-marked SYN/ACKs it
         //# receives (i.e., incremented from 5 to 6, but no further).
         if is_marked && !self.has_counted_syn_ack {
-            self.came_packets = self.came_packets.wrapping_add(1);
+            self.received_packets = self.received_packets.wrapping_add(1);
         }
         self.note_syn_ack(came);
     }
@@ -319,7 +319,7 @@ impl AccurateEcn {
     /// ECN, in case a box on the path drops those that do; our feedback stays.
     pub(super) fn syn_ack_flags(&mut self, retries: u8) -> Flags {
         if retries.saturating_sub(self.syn_retries) < ATTEMPTS {
-            return reflection(self.handshake_came);
+            return reflection(self.handshake_received);
         }
         self.is_agreed = false;
         Flags::default()
@@ -342,7 +342,7 @@ impl AccurateEcn {
 
     /// The three bits of the next segment.
     pub(super) fn flags(&self) -> Flags {
-        Flags::of_ace(self.came_packets % ACE_NUMBERS as u8)
+        Flags::of_ace(self.received_packets % ACE_NUMBERS as u8)
     }
 
     //= RFC 9768#3.2
@@ -358,8 +358,8 @@ impl AccurateEcn {
     //# significant 3 bits of its r.cep counter into the ACE field (see Appendix A.2).
     /// The three bits of the segment that is being sent. `is_bare`: it has neither payload nor SACK
     /// blocks.
-    pub(super) fn tell(&mut self, is_bare: bool) -> Flags {
-        self.told_packets = self.came_packets;
+    pub(super) fn ace_flags(&mut self, is_bare: bool) -> Flags {
+        self.reported_packets = self.received_packets;
         //= RFC 9768#3.2.2.1
         //# A TCP Client (A) in AccECN mode MUST feed back which of the 4 possible values of the
         //# IP-ECN field was on the SYN/ACK by writing it into the ACE field of a pure ACK with no
@@ -367,7 +367,7 @@ impl AccurateEcn {
         //# SYN/ACK in Table 2).
         // Section 3.2.2.1: "the only exception to the rule that the ACE field carries [...] r.cep".
         match core::mem::replace(&mut self.owes_reflection, false) && is_bare {
-            true => reflection(self.handshake_came),
+            true => reflection(self.handshake_received),
             false => self.flags(),
         }
     }
@@ -394,7 +394,7 @@ impl AccurateEcn {
             //# packet that it receives with the CE code point in the IP-ECN field, including
             //# CE-marked control packets and retransmissions but excluding CE on SYN packets
             //# (SYN=1; ACK=0).
-            self.came_packets = self.came_packets.wrapping_add(packets as u8);
+            self.received_packets = self.received_packets.wrapping_add(packets as u8);
         }
         let count = match came {
             Ecn::NotCapable => None,
@@ -421,10 +421,10 @@ impl AccurateEcn {
         //# An AccECN receiver of a packet MUST emit an ACK if 'n' CE marks have arrived since the
         //# previous ACK.
         let untold_max = match has_payload || !is_acknowledged {
-            true => UNTOLD_MAX,
-            false => UNTOLD_MAX_WITHOUT_DATA,
+            true => UNREPORTED_MAX,
+            false => UNREPORTED_MAX_WITHOUT_DATA,
         };
-        turns || self.came_packets.wrapping_sub(self.told_packets) >= untold_max
+        turns || self.received_packets.wrapping_sub(self.reported_packets) >= untold_max
     }
 
     //= RFC 9768#3.2.2
@@ -579,7 +579,7 @@ mod tests {
         for (ecn, at_once) in came {
             assert_eq!(ours.note_arrival(ecn, 1_000, 1, true), at_once);
             if at_once {
-                ours.tell(true);
+                ours.ace_flags(true);
             }
         }
         assert_eq!(ours.flags(), Flags::of_ace((5 + 3) % 8));

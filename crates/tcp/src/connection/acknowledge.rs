@@ -51,7 +51,7 @@ impl Connection {
             self.news.0 |= News::PROGRESS;
             self.settle_path_probe(cx, ack, is_full);
         } else {
-            self.forget_no_way();
+            self.forget_no_route();
             report.is_repeated =
                 ack == self.snd_una && segment.payload.is_empty() && edge_before == self.snd_edge;
             report.is_duplicate = had_flight && report.is_repeated;

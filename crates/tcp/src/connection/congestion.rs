@@ -38,7 +38,7 @@ pub(crate) struct Congestion {
     credit_bytes: f64,
     hystart: HyStart,
     cubic: Cubic,
-    more: More,
+    more: AlgorithmState,
 }
 
 /// The reason for a reduction of the window.
@@ -62,7 +62,7 @@ pub(crate) struct Prior {
 
 /// State that only some algorithms need.
 #[derive(Clone, Debug)]
-enum More {
+enum AlgorithmState {
     Nothing,
     Dctcp(Box<Dctcp>),
     Bbr(Box<Bbr>),
@@ -111,14 +111,14 @@ impl Congestion {
     pub(crate) fn new(control: CongestionControl, now: Instant, seed: u64) -> Self {
         let more = match control {
             // RFC 8257 section 4.2: alpha begins at 1, so that the first mark is taken seriously.
-            CongestionControl::Dctcp => More::Dctcp(Box::new(Dctcp {
+            CongestionControl::Dctcp => AlgorithmState::Dctcp(Box::new(Dctcp {
                 alpha: 1.0,
                 acked_bytes: 0,
                 marked_bytes: 0,
                 window_end: Position::default(),
             })),
-            CongestionControl::Bbr => More::Bbr(Box::new(Bbr::new(now, seed))),
-            _ => More::Nothing,
+            CongestionControl::Bbr => AlgorithmState::Bbr(Box::new(Bbr::new(now, seed))),
+            _ => AlgorithmState::Nothing,
         };
         Self {
             control,
@@ -210,7 +210,7 @@ impl Congestion {
             // RFC 8257 section 3.3, step 9; section 3.5: loss is handled as in RFC 5681.
             CongestionControl::Dctcp if is_mark => {
                 let alpha = match &self.more {
-                    More::Dctcp(dctcp) => dctcp.alpha,
+                    AlgorithmState::Dctcp(dctcp) => dctcp.alpha,
                     _ => 1.0,
                 };
                 (f64::from(cwnd) * (1.0 - alpha / 2.0)) as u32
@@ -270,7 +270,7 @@ impl Congestion {
         una: Position,
         nxt: Position,
     ) {
-        let More::Dctcp(dctcp) = &mut self.more else {
+        let AlgorithmState::Dctcp(dctcp) = &mut self.more else {
             return;
         };
         dctcp.acked_bytes += acked_bytes;
@@ -286,7 +286,7 @@ impl Congestion {
 
     /// The window after any acknowledgement, if a model of the path decides; otherwise `None`.
     pub(crate) fn follow(&mut self, step: Step) -> Option<u32> {
-        let More::Bbr(model) = &mut self.more else {
+        let AlgorithmState::Bbr(model) = &mut self.more else {
             return None;
         };
         Some(u32::try_from(model.follow(step)).unwrap_or(u32::MAX))
@@ -294,14 +294,14 @@ impl Congestion {
 
     /// Data is sent while nothing is in flight.
     pub(crate) fn note_restart(&mut self, now: Instant) {
-        if let More::Bbr(model) = &mut self.more {
+        if let AlgorithmState::Bbr(model) = &mut self.more {
             model.note_restart(now);
         }
     }
 
     /// `bytes` bytes were deduced to be lost.
     pub(crate) fn note_lost(&mut self, bytes: u32) {
-        if let More::Bbr(model) = &mut self.more {
+        if let AlgorithmState::Bbr(model) = &mut self.more {
             model.note_lost(bytes.into());
         }
     }
@@ -309,7 +309,7 @@ impl Congestion {
     /// The pacing rate in bytes per second, if a model of the path gives one.
     pub(crate) fn pacing_rate(&self) -> Option<u64> {
         match &self.more {
-            More::Bbr(model) => model.pacing_rate(),
+            AlgorithmState::Bbr(model) => model.pacing_rate(),
             _ => None,
         }
     }

@@ -4,7 +4,7 @@
 
 use super::congestion::Progress;
 use super::sent::InOrder;
-use super::{Conditions, Connection, Context, Layout, LossTimer, News, OtherWay};
+use super::{AckWords, Conditions, Connection, Context, Layout, LossTimer, News};
 use crate::config::Config;
 use crate::position::Position;
 use crate::state::{Phase, State};
@@ -153,7 +153,7 @@ impl Connection {
     pub(crate) fn continues_plainly(
         &mut self,
         now: Instant,
-        said: OtherWay,
+        said: AckWords,
         seq: u32,
         timestamp: u32,
         payload_bytes: usize,
@@ -180,7 +180,7 @@ impl Connection {
         &mut self,
         now: Instant,
         config: &Config,
-        said: OtherWay,
+        said: AckWords,
         seq: u32,
         timestamp: u32,
     ) -> Progressed {
@@ -197,7 +197,7 @@ impl Connection {
         &mut self,
         now: Instant,
         config: &Config,
-        said: OtherWay,
+        said: AckWords,
         seq: u32,
         timestamp: u32,
     ) -> Progressed {
@@ -217,7 +217,7 @@ impl Connection {
         &mut self,
         now: Instant,
         config: &Config,
-        said: OtherWay,
+        said: AckWords,
         seq: u32,
         timestamp: u32,
     ) -> Progressed {
@@ -246,7 +246,7 @@ impl Connection {
         &mut self,
         now: Instant,
         config: &Config,
-        said: OtherWay,
+        said: AckWords,
         advanced: u32,
     ) -> Progressed {
         let ack = self.snd_una + u64::from(advanced);
@@ -264,7 +264,7 @@ impl Connection {
     #[inline(always)]
     fn take_window<const HAS_EXPECTED_WINDOW: bool>(
         &mut self,
-        said: OtherWay,
+        said: AckWords,
         ack: Position,
         advanced: u32,
     ) {

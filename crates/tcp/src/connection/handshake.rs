@@ -165,7 +165,7 @@ impl Connection {
             fast_open: None,
             stalled_since: open.now,
             stalled_at: Position::SYN.0 as u32 - 1,
-            no_way_at: Position::SYN.0 as u32 - 1,
+            no_route_at: Position::SYN.0 as u32 - 1,
             heard_at: open.now,
             ts_recent_at: super::coarse(open.now),
             phase: Phase::Open,

@@ -44,7 +44,7 @@ pub(crate) use fast_path::Progressed;
 pub(crate) use handshake::{Offer, OpenContext, window_scale};
 pub(crate) use input::Response;
 pub(crate) use output::{Plan, PlanKind};
-pub(crate) use prediction::{OtherWay, Prediction};
+pub(crate) use prediction::{AckWords, Prediction};
 pub(crate) use receive::Acknowledge;
 pub(crate) use template::{Layout, TCP_AT_V4, TCP_AT_V6, Template};
 pub(crate) use timer::LossTimer;
@@ -377,7 +377,7 @@ pub(crate) struct Connection {
     /// How many acknowledgements are still sent at once.
     pub(crate) quick_acks: u8,
     /// Why the connection ended or is in TIME-WAIT. Before that: the error that came with
-    /// `no_way_at`.
+    /// `no_route_at`.
     pub(crate) close_reason: CloseReason,
     /// The half second in which an old segment was last answered with an acknowledgement.
     pub(crate) answered_at: u16,
@@ -393,7 +393,7 @@ pub(crate) struct Connection {
     pub(crate) stalled_at: u32,
     /// The low bits of SND.UNA when a message said that there is no route to the remote: a soft
     /// error (RFC 5461 section 2). A later segment of the remote refutes it.
-    pub(crate) no_way_at: u32,
+    pub(crate) no_route_at: u32,
     /// When the remote was last heard; maintained only where a timer needs it.
     pub(crate) heard_at: Instant,
     /// Keepalive, FIN-WAIT-2 and TIME-WAIT share a timer.
@@ -549,7 +549,7 @@ impl Connection {
                 "a probe would follow another"
             );
             assert!(
-                !self.is_told || self.headers_tell_all(),
+                !self.is_told || self.are_headers_current(),
                 "the headers at hand are old ones"
             );
             self.assert_prediction();

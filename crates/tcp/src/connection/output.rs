@@ -77,7 +77,7 @@ impl Connection {
         {
             let has_blocks = self.conditions.has(Conditions::OUT_OF_ORDER) || self.has_duplicate;
             let is_bare = plan.payload_bytes == 0 && !has_blocks && !plan.flags.has(Flags::FIN);
-            plan.flags = plan.flags.without(Flags::ACE) | accurate.tell(is_bare);
+            plan.flags = plan.flags.without(Flags::ACE) | accurate.ace_flags(is_bare);
             //= RFC 9768#3.2.2.4
             //# Note that a host in AccECN mode MUST continue to provide Accurate ECN feedback to
             //# its peer, even if it is no longer sending ECT itself over the other half connection.
@@ -207,7 +207,7 @@ impl Connection {
     }
 
     fn plan_synchronized(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
-        if self.has_more_to_tell() {
+        if self.needs_pure_acknowledgement() {
             return Some(self.plan(PlanKind::Plain, self.acceptable_seq(), 0, self.echo_flags()));
         }
         if self.scoreboard.lost_bytes > 0
@@ -257,7 +257,7 @@ impl Connection {
     /// duplicate acknowledgement "carries no data". Only a segment without payload has room for
     /// SACK blocks (RFC 2018 section 4, RFC 2883) and for the feedback about the SYN-ACK (RFC 9768
     /// section 3.2.2.1).
-    fn has_more_to_tell(&self) -> bool {
+    fn needs_pure_acknowledgement(&self) -> bool {
         let accurate = self.accurate_ecn.as_deref();
         self.conditions.has(Conditions::ACK_NOW)
             && (self.conditions.has(Conditions::OUT_OF_ORDER)
@@ -286,7 +286,7 @@ impl Connection {
         //# deems this appropriate.
         // RFC 6675 section 5 (C): "If cwnd - pipe >= 1 SMSS the sender SHOULD transmit".
         let needed = self.in_flight() + mss.min(self.scoreboard.lost_bytes);
-        if !is_forced && (self.cwnd < needed || self.is_doubt_out()) {
+        if !is_forced && (self.cwnd < needed || self.is_black_hole_test_in_flight()) {
             self.conditions.set(Conditions::CWND_LIMITED);
             return None;
         }

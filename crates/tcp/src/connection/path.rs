@@ -18,7 +18,7 @@ use crate::time::{Duration, Instant};
 /// again.
 const RAISE_AFTER: Duration = Duration::from_secs(600);
 /// After a suspected black hole: sooner, because most of them are outages.
-const DOUBT_AFTER: Duration = Duration::from_secs(30);
+const RAISE_AFTER_BLACK_HOLE: Duration = Duration::from_secs(30);
 /// After this many timeouts in a row the path is suspected (RFC 4821 section 7.7); and the segment
 /// size with which the connection then continues.
 const BLACK_HOLE_RETRIES: u8 = 3;
@@ -45,7 +45,7 @@ pub(crate) struct PathSearch {
     probe: Option<(Span, u16)>,
     /// The last probe that was lost: its retransmission is no response to congestion. Empty: none.
     lost_probe: Span,
-    doubt: Doubt,
+    black_hole_test: BlackHoleTest,
 }
 
 /// Distinguishes the causes of timeouts in a row: an outage stops segments of every size, a black
@@ -60,7 +60,7 @@ pub(crate) struct PathSearch {
 /// ```
 /// Positions are low bits of stream positions; sizes are MSS values, options included.
 #[derive(Clone, Copy, Debug, Default)]
-enum Doubt {
+enum BlackHoleTest {
     #[default]
     None,
     /// The lost bytes are sent again in a segment of this size (second number). The first number is
@@ -92,7 +92,7 @@ impl PathSearch {
             },
             probe: None,
             lost_probe: Span::default(),
-            doubt: Doubt::None,
+            black_hole_test: BlackHoleTest::None,
         }
     }
 }
@@ -143,32 +143,34 @@ impl Connection {
     /// RFC 4821 section 7.7: timeouts in a row may mean that the path drops large segments. Most
     /// are outages, and "full-stop timeouts" alone do not tell the two apart. So the first segment
     /// is sent again as a small one, and nothing else changes until that has proved something.
-    pub(super) fn doubt_path(&mut self) {
+    pub(super) fn test_for_black_hole(&mut self) {
         let una = self.snd_una.0 as u32;
         let is_due = self.retries >= BLACK_HOLE_RETRIES;
-        self.path.doubt = match self.path.doubt {
-            Doubt::SmallPassed(_, size)
+        self.path.black_hole_test = match self.path.black_hole_test {
+            BlackHoleTest::SmallPassed(_, size)
                 if self.scoreboard.oldest_bytes() > self.payload_of(size) =>
             {
-                Doubt::SmallSentAgain(una, size)
+                BlackHoleTest::SmallSentAgain(una, size)
             }
-            Doubt::SmallSent(_, size) => Doubt::SmallSent(una, smaller(size)),
-            Doubt::SmallSentAgain(_, size) => Doubt::SmallSentAgain(una, size),
+            BlackHoleTest::SmallSent(_, size) => BlackHoleTest::SmallSent(una, smaller(size)),
+            BlackHoleTest::SmallSentAgain(_, size) => BlackHoleTest::SmallSentAgain(una, size),
             // The loss of another small segment disproves nothing.
-            passed @ Doubt::SmallPassed(..) if !is_due => passed,
-            Doubt::None if !is_due => Doubt::None,
-            Doubt::None | Doubt::SmallPassed(..) => Doubt::SmallSent(una, smaller(self.path_mss)),
+            passed @ BlackHoleTest::SmallPassed(..) if !is_due => passed,
+            BlackHoleTest::None if !is_due => BlackHoleTest::None,
+            BlackHoleTest::None | BlackHoleTest::SmallPassed(..) => {
+                BlackHoleTest::SmallSent(una, smaller(self.path_mss))
+            }
         };
     }
 
     /// True while a small segment is in flight to test the path. No other segment follows: the
     /// acknowledgement of two would look like that of a full segment.
-    pub(super) fn is_doubt_out(&self) -> bool {
-        match self.path.doubt {
-            Doubt::SmallSent(end, _) | Doubt::SmallSentAgain(end, _) => {
+    pub(super) fn is_black_hole_test_in_flight(&self) -> bool {
+        match self.path.black_hole_test {
+            BlackHoleTest::SmallSent(end, _) | BlackHoleTest::SmallSentAgain(end, _) => {
                 end.wrapping_sub(self.snd_una.0 as u32) as i32 > 0
             }
-            Doubt::None | Doubt::SmallPassed(..) => false,
+            BlackHoleTest::None | BlackHoleTest::SmallPassed(..) => false,
         }
     }
 
@@ -176,11 +178,15 @@ impl Connection {
     /// suspected.
     pub(super) fn retransmission_bytes_max(&mut self) -> u32 {
         let mss = u32::from(self.mss);
-        let (Doubt::SmallSent(_, size) | Doubt::SmallSentAgain(_, size)) = self.path.doubt else {
+        let (BlackHoleTest::SmallSent(_, size) | BlackHoleTest::SmallSentAgain(_, size)) =
+            self.path.black_hole_test
+        else {
             return mss;
         };
         let small = self.payload_of(size).min(mss);
-        if let Doubt::SmallSent(end, _) | Doubt::SmallSentAgain(end, _) = &mut self.path.doubt {
+        if let BlackHoleTest::SmallSent(end, _) | BlackHoleTest::SmallSentAgain(end, _) =
+            &mut self.path.black_hole_test
+        {
             *end = (self.snd_una.0 as u32).wrapping_add(small);
         }
         small
@@ -190,29 +196,33 @@ impl Connection {
     /// segments are still on the scoreboard.
     #[inline]
     pub(super) fn is_full_segment_acknowledged(&self, ack: Position) -> bool {
-        !matches!(self.path.doubt, Doubt::None)
+        !matches!(self.path.black_hole_test, BlackHoleTest::None)
             && self.scoreboard.has_record_of(u32::from(self.mss), ack)
     }
 
     /// Everything before `una` has arrived, in a full segment (`is_full`) or in smaller ones: draws
     /// the conclusion about the path.
     #[cold]
-    fn settle_doubt(&mut self, cx: &mut Context<'_>, una: Position, is_full: bool) {
+    fn conclude_black_hole_test(&mut self, cx: &mut Context<'_>, una: Position, is_full: bool) {
         let una = una.0 as u32;
         let is_beyond = |end: u32| una.wrapping_sub(end) as i32 > 0;
         let too_old = PROOF_SEGMENTS_MAX * u32::from(self.mss);
-        self.path.doubt = match self.path.doubt {
-            Doubt::SmallSent(end, size) if !is_beyond(end) => Doubt::SmallPassed(una, size),
-            Doubt::SmallPassed(before, size) if !is_full && una.wrapping_sub(before) < too_old => {
-                Doubt::SmallPassed(before, size)
+        self.path.black_hole_test = match self.path.black_hole_test {
+            BlackHoleTest::SmallSent(end, size) if !is_beyond(end) => {
+                BlackHoleTest::SmallPassed(una, size)
             }
-            Doubt::SmallSentAgain(end, size) if !is_beyond(end) => {
+            BlackHoleTest::SmallPassed(before, size)
+                if !is_full && una.wrapping_sub(before) < too_old =>
+            {
+                BlackHoleTest::SmallPassed(before, size)
+            }
+            BlackHoleTest::SmallSentAgain(end, size) if !is_beyond(end) => {
                 if size < self.path_mss {
-                    self.lower_path(cx, size, DOUBT_AFTER);
+                    self.lower_path(cx, size, RAISE_AFTER_BLACK_HOLE);
                 }
-                Doubt::None
+                BlackHoleTest::None
             }
-            _ => Doubt::None,
+            _ => BlackHoleTest::None,
         };
     }
 
@@ -279,8 +289,8 @@ impl Connection {
             self.update_mss();
             self.go_on_searching(cx.now);
         }
-        if !matches!(self.path.doubt, Doubt::None) {
-            self.settle_doubt(cx, una, is_full);
+        if !matches!(self.path.black_hole_test, BlackHoleTest::None) {
+            self.conclude_black_hole_test(cx, una, is_full);
         }
     }
 

@@ -15,10 +15,10 @@ use crate::wire::tcp::Flags;
 /// The acknowledgement, the data offset, the flags and the window of a header, in wire format,
 /// without PSH, which has no meaning here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct OtherWay(u64);
+pub(crate) struct AckWords(u64);
 
 /// All bits except PSH.
-const PUSHED_OR_NOT: u64 = u64::from_ne_bytes([
+const WITHOUT_PSH: u64 = u64::from_ne_bytes([
     0xff,
     0xff,
     0xff,
@@ -29,11 +29,11 @@ const PUSHED_OR_NOT: u64 = u64::from_ne_bytes([
     0xff,
 ]);
 
-impl OtherWay {
+impl AckWords {
     /// From the eight bytes that begin with the acknowledgement number.
     #[inline(always)]
     pub(crate) const fn of(bytes: [u8; 8]) -> Self {
-        Self(u64::from_ne_bytes(bytes) & PUSHED_OR_NOT)
+        Self(u64::from_ne_bytes(bytes) & WITHOUT_PSH)
     }
 
     #[inline(always)]
@@ -59,20 +59,20 @@ impl OtherWay {
 
 /// The expected headers of the next segment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Prediction(OtherWay);
+pub(crate) struct Prediction(AckWords);
 
 impl Prediction {
     /// No prediction: no header has a data offset of zero.
-    pub(crate) const NONE: Self = Self(OtherWay(0));
+    pub(crate) const NONE: Self = Self(AckWords(0));
 
     #[inline(always)]
-    pub(super) fn holds(self, said: OtherWay) -> bool {
+    pub(super) fn holds(self, said: AckWords) -> bool {
         said == self.0
     }
 
     /// Whether only the acknowledgement differs: then the window has the same width as before.
     #[inline(always)]
-    pub(super) const fn holds_but_for_the_ack(self, said: OtherWay) -> bool {
+    pub(super) const fn holds_but_for_the_ack(self, said: AckWords) -> bool {
         let difference = said.0 ^ self.0.0;
         u64::from_be(difference) as u32 == 0
     }
@@ -90,14 +90,14 @@ impl Connection {
     /// A segment with these words, with no options except timestamps and with the fast path's data
     /// offset, was taken: its acknowledgement and its window were applied.
     #[inline(always)]
-    pub(super) fn predict_the_same(&mut self, said: OtherWay) {
+    pub(super) fn predict_the_same(&mut self, said: AckWords) {
         self.prediction = Prediction(said);
     }
 
     /// Like `predict_the_same`, but the window may not have been applied: then the next segment has
     /// to be examined, too.
     #[inline(always)]
-    pub(crate) fn predict(&mut self, said: OtherWay) {
+    pub(crate) fn predict(&mut self, said: AckWords) {
         debug_assert!(self.is_predictable());
         let edge = self.snd_una + (u64::from(said.window()) << self.snd_wscale);
         let is_believed = edge == self.snd_edge;

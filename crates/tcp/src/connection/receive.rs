@@ -418,12 +418,12 @@ impl Connection {
     #[inline(always)]
     pub(super) fn note_acknowledged(&mut self) {
         self.conditions.clear(Conditions::ACK_NOW);
-        self.note_told();
+        self.note_acknowledgement_sent();
     }
 
     /// Notes that an acknowledgement that was not due was sent with other data.
     #[inline(always)]
-    pub(super) fn note_told(&mut self) {
+    pub(super) fn note_acknowledgement_sent(&mut self) {
         self.ack_deadline = Instant::NEVER;
         self.last_ack_sent = self.rcv_nxt;
     }
@@ -497,11 +497,11 @@ impl Connection {
         self.is_told = false;
         let half = u64::from(self.rcv_limit / 2);
         // An update is due when the remote may be running out of window.
-        self.rcv_edge < self.rcv_nxt + half && self.tell_window(taken, half)
+        self.rcv_edge < self.rcv_nxt + half && self.announce_window(taken, half)
     }
 
     #[inline(never)]
-    fn tell_window(&mut self, taken: Position, half: u64) -> bool {
+    fn announce_window(&mut self, taken: Position, half: u64) -> bool {
         let wanted = taken + u64::from(self.rcv_limit);
         let step = half.min(2 * u64::from(self.mss));
         let is_due = wanted >= self.rcv_edge + step && self.state.may_receive();

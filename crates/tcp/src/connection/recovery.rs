@@ -258,7 +258,7 @@ impl Connection {
         self.recovery.prr_delivered = 0;
         self.recovery.prr_out = 0;
         self.recovery.flight_at_entry = in_flight.max(1);
-        self.tell_reduction();
+        self.announce_reduction();
         self.recovery.is_for_mark = is_mark;
         if cause == Cause::Loss {
             self.conditions.set(Conditions::FORCE_RETRANSMIT);
@@ -272,7 +272,7 @@ impl Connection {
     //# congestion.
     /// RFC 3168 section 6.1.2: CWR on the first new data after a reduction, whatever the reason;
     /// once per window.
-    fn tell_reduction(&mut self) {
+    fn announce_reduction(&mut self) {
         if self.conditions.has(Conditions::ECN) {
             let is_classic = self.accurate_ecn.is_none();
             self.conditions.put(Conditions::SEND_CWR, is_classic);
@@ -295,7 +295,7 @@ impl Connection {
             let in_flight = (self.snd_nxt - self.snd_una) as u32;
             self.congestion.reduce(self.cwnd, in_flight, mss, false);
             self.recovery.first_retransmission = None;
-            self.tell_reduction();
+            self.announce_reduction();
         }
         self.congestion.end_epoch();
         let horizon = self.rack.rtt + self.reordering_window();

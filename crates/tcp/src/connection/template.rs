@@ -118,7 +118,7 @@ impl Template {
             put_u16(&mut self.bytes, IP_AT + 10, 0);
             self.ip_short = Sum::ZERO.bytes(&self.bytes[IP_AT..TCP_AT_V4]).short();
         }
-        self.tell_length(0);
+        self.set_payload_length(0);
     }
 
     /// Whether lengths and checksums are valid for `payload_bytes`.
@@ -132,12 +132,12 @@ impl Template {
     #[inline(always)]
     pub(crate) fn fit(&mut self, payload_bytes: u32) {
         if !self.fits(payload_bytes) {
-            self.tell_length(payload_bytes);
+            self.set_payload_length(payload_bytes);
         }
     }
 
     #[inline(never)]
-    fn tell_length(&mut self, payload_bytes: u32) {
+    fn set_payload_length(&mut self, payload_bytes: u32) {
         let tcp_bytes = (Self::TCP_BYTES as u32 + payload_bytes) as u16;
         if self.layout == Layout::V6 {
             put_u16(&mut self.bytes, IP_AT + 4, tcp_bytes);
@@ -170,7 +170,7 @@ impl Connection {
         put_u64(h, TCP_AT + VALUE_AT, timestamps);
         put_u64(&mut self.template.bytes, TCP_AT + VALUE_AT, timestamps);
         if !self.is_told {
-            let word = self.tell(now);
+            let word = self.acknowledgement_word(now);
             put_u64(h, TCP_AT + ACK_AT, word);
             put_u64(&mut self.template.bytes, TCP_AT + ACK_AT, word);
             self.is_told = true;
@@ -196,7 +196,7 @@ impl Connection {
         debug_assert!(self.template.fits(0));
         self.copy_headers::<TCP_AT>(h);
         self.is_told = false;
-        self.note_told();
+        self.note_acknowledgement_sent();
         let window = self.advertise(now);
         put_u32(h, TCP_AT + 4, self.acceptable_seq().wire(self.snd_first));
         put_u32(h, TCP_AT + ACK_AT, self.rcv_nxt.wire(self.rcv_first));
@@ -207,14 +207,14 @@ impl Connection {
 
     /// The acknowledgement, the flags and the window to be sent now.
     #[inline(always)]
-    fn tell(&mut self, now: Instant) -> u64 {
+    fn acknowledgement_word(&mut self, now: Instant) -> u64 {
         self.note_acknowledged();
         let acknowledgement = u64::from(self.rcv_nxt.wire(self.rcv_first));
         acknowledgement << 32 | OFFSET_AND_ACK << 16 | u64::from(self.advertise(now))
     }
 
     /// Whether the kept headers carry the current acknowledgement and window.
-    pub(super) fn headers_tell_all(&self) -> bool {
+    pub(super) fn are_headers_current(&self) -> bool {
         let (mut edge, before) = (self.rcv_edge, self.rcv_edge);
         let window = self.window_from(&mut edge);
         let acknowledgement = u64::from(self.rcv_nxt.wire(self.rcv_first));

@@ -93,7 +93,7 @@ impl Connection {
                     return;
                 }
                 if self.state.is_synchronized() {
-                    self.doubt_path();
+                    self.test_for_black_hole();
                 }
                 self.handle_retransmission_timeout(cx);
                 self.arm_retransmission_timer(cx);
@@ -155,7 +155,7 @@ impl Connection {
     /// Like Linux (tcp_write_err): if there was a soft error and the remote was not heard since,
     /// the soft error is the reason.
     fn close_for_silence(&mut self) {
-        let has_no_way = self.no_way_at == self.snd_una.0 as u32;
+        let has_no_way = self.no_route_at == self.snd_una.0 as u32;
         self.close(if has_no_way {
             self.close_reason
         } else {
@@ -171,17 +171,17 @@ impl Connection {
     //# NOT abort the connection (MUST-56)
     /// An ICMP message says that the segment at `seq` found no route to the remote. A message about
     /// a probe is ignored (tcp_v4_err requires a number in flight).
-    pub(crate) fn note_no_way(&mut self, seq: Position, why: CloseReason) {
+    pub(crate) fn note_no_route(&mut self, seq: Position, why: CloseReason) {
         let is_over = matches!(self.state, State::TimeWait | State::Closed);
         if self.snd_una <= seq && seq <= self.snd_nxt && !is_over {
-            self.no_way_at = self.snd_una.0 as u32;
+            self.no_route_at = self.snd_una.0 as u32;
             self.close_reason = why;
         }
     }
 
     /// The remote is alive, although it acknowledged nothing new.
-    pub(super) fn forget_no_way(&mut self) {
-        self.no_way_at = (self.snd_una.0 as u32).wrapping_sub(1);
+    pub(super) fn forget_no_route(&mut self) {
+        self.no_route_at = (self.snd_una.0 as u32).wrapping_sub(1);
     }
 
     /// Whether `stalled_since` refers to the data that waits for an acknowledgement now.

@@ -3,8 +3,8 @@
 use core::net::{IpAddr, SocketAddr};
 
 use super::Engine;
-use super::neighbours::Word;
-use super::ways::NextHop;
+use super::neighbours::Occasion;
+use super::next_hops::NextHop;
 use crate::config::{EcnMode, InterfaceAddress, Keepalive, Medium, Offload, Options, Route};
 use crate::connection::{Conditions, Connection, Context, News};
 use crate::flow::FlowKey;
@@ -131,7 +131,7 @@ impl Engine {
             local_port: local.map_or(0, |local| local.port()),
             remote_port: remote.port(),
         };
-        if self.interface.next_hop(&key) == NextHop::Nowhere {
+        if self.interface.next_hop(&key) == NextHop::NoRoute {
             return Err(ConnectError::Unreachable);
         }
         if !self.make_room() {
@@ -472,7 +472,9 @@ impl Engine {
     /// Tells the engine a neighbour's address, on links where the engine does not resolve
     /// neighbours.
     pub fn set_neighbour(&mut self, neighbour: IpAddr, mac: MacAddress) {
-        let learned = self.neighbours.learn(neighbour.into(), mac, Word::Proof);
+        let learned = self
+            .neighbours
+            .learn(neighbour.into(), mac, Occasion::Confirmation);
         self.note(neighbour.into(), learned);
     }
 
@@ -483,23 +485,29 @@ impl Engine {
     }
 
     /// The next route that the engine needs, from an address of ours to a remote, if
-    /// [`Config::asks_ways`](crate::Config::asks_ways) is set. Each must be answered by
-    /// [`Self::set_way`].
-    pub fn poll_way(&mut self) -> Option<(IpAddr, IpAddr)> {
-        let (local, remote) = self.interface.ways.as_mut()?.poll()?;
+    /// [`Config::asks_next_hops`](crate::Config::asks_next_hops) is set. Each must be answered by
+    /// [`Self::set_next_hop`].
+    pub fn poll_next_hop(&mut self) -> Option<(IpAddr, IpAddr)> {
+        let (local, remote) = self.interface.next_hops.as_mut()?.poll()?;
         Some((local.into(), remote.into()))
     }
 
     /// Sets the next hop for packets between these two addresses: the remote itself if it is on the
     /// link. `None`: there is no route, which ends connections that are still in the handshake.
-    pub fn set_way(&mut self, now: Instant, local: IpAddr, remote: IpAddr, hop: Option<IpAddr>) {
-        self.note_way(now, (local.into(), remote.into()), hop.map(Address::from));
+    pub fn set_next_hop(
+        &mut self,
+        now: Instant,
+        local: IpAddr,
+        remote: IpAddr,
+        hop: Option<IpAddr>,
+    ) {
+        self.note_next_hop(now, (local.into(), remote.into()), hop.map(Address::from));
     }
 
     /// The host's routes to these destinations may have changed. Connections ask again when they
     /// next send.
-    pub fn forget_ways(&mut self, destination: IpAddr, prefix_bits: u8) {
-        let is_meant = self.interface.forget_ways(destination, prefix_bits);
+    pub fn forget_next_hops(&mut self, destination: IpAddr, prefix_bits: u8) {
+        let is_meant = self.interface.forget_next_hops(destination, prefix_bits);
         self.run.end();
         for connection in &mut self.slots {
             if connection.state != State::Closed && is_meant(connection.key.remote) {

@@ -1,7 +1,7 @@
 //! Frames that belong to no connection: ARP, neighbour discovery, ICMP, resets, SYN cookies.
 
 use super::frames::ReplyTo;
-use super::neighbours::Word;
+use super::neighbours::Occasion;
 use super::{CONTROL_FRAMES_MAX, Engine, HEADER_BUFFER_BYTES};
 use crate::config::{EcnMode, Medium, Options};
 use crate::connection::{Conditions, Connection, Context, Offer, window_scale};
@@ -89,9 +89,9 @@ impl Engine {
         let is_for_us = self.interface.is_ours(Address::v4(packet.target.into()));
         if !packet.sender.is_unspecified() {
             let word = if is_for_us {
-                Word::Request
+                Occasion::Request
             } else {
-                Word::Passing
+                Occasion::AnswerOrOverheard
             };
             let learned = self.neighbours.learn(sender, packet.sender_mac, word);
             self.note(sender, learned);
@@ -185,7 +185,7 @@ impl Engine {
                 target,
                 source_mac: Some(mac),
             } if resolve && self.interface.is_ours(target) && packet.source.is_unicast() => {
-                let learned = self.neighbours.learn(packet.source, mac, Word::Request);
+                let learned = self.neighbours.learn(packet.source, mac, Occasion::Request);
                 self.note(packet.source, learned);
             }
             // Section 7.2.5: without the override flag it "MUST NOT update the cache" if the cache
@@ -195,7 +195,9 @@ impl Engine {
                 mac: Some(mac),
                 overrides,
             } if overrides || !self.neighbours.is_elsewhere(target, mac) => {
-                let learned = self.neighbours.learn(target, mac, Word::Passing);
+                let learned = self
+                    .neighbours
+                    .learn(target, mac, Occasion::AnswerOrOverheard);
                 self.note(target, learned);
             }
             _ => {}
@@ -297,9 +299,9 @@ impl Engine {
                 connection.narrow_path(&mut cx, path_mss);
             }
             Trouble::Refused => end_attempt(connection, CloseReason::Refused),
-            Trouble::Unreachable => note_no_way(connection, CloseReason::Unreachable),
-            Trouble::NoRoute => note_no_way(connection, CloseReason::NoRoute),
-            Trouble::Forbidden => note_no_way(connection, CloseReason::Forbidden),
+            Trouble::Unreachable => note_no_route(connection, CloseReason::Unreachable),
+            Trouble::NoRoute => note_no_route(connection, CloseReason::NoRoute),
+            Trouble::Forbidden => note_no_route(connection, CloseReason::Forbidden),
         }
         self.settle(slot);
     }
@@ -463,8 +465,8 @@ fn end_attempt(connection: &mut Connection, why: CloseReason) {
     }
 }
 
-fn note_no_way(connection: &mut Connection, why: CloseReason) {
-    connection.note_no_way(connection.snd_una, why);
+fn note_no_route(connection: &mut Connection, why: CloseReason) {
+    connection.note_no_route(connection.snd_una, why);
     end_attempt(connection, why);
 }
 

@@ -235,7 +235,7 @@ impl Engine {
 
     /// The first SYN of a connection has timed out.
     #[cold]
-    pub(super) fn doubt_fast_open(&mut self, now: Instant, slot: u32) {
+    pub(super) fn suspect_fast_open(&mut self, now: Instant, slot: u32) {
         let connection = &self.slots[slot as usize];
         let is_unanswered = connection.state == State::SynSent || connection.state == State::Closed;
         if connection.retries == 1 && is_unanswered && connection.tried_fast_open() {

@@ -16,7 +16,7 @@ use super::table::{Ends, EndsV6};
 use super::turns::Turns;
 use super::{Engine, LastFlow, NO_SLOT, announce_progress};
 use crate::connection::{
-    Acknowledge, Conditions, Connection, Context, OtherWay, Progressed, TCP_AT_V6, Template,
+    AckWords, Acknowledge, Conditions, Connection, Context, Progressed, TCP_AT_V6, Template,
 };
 use crate::host::{ConnectionId, Memory, NoRoom};
 use crate::position::Position;
@@ -30,7 +30,7 @@ use crate::wire::{ethernet, ip, u16_at, u32_at};
 const CONNECTIONS_IN_CACHE: usize = 4_096;
 
 /// How many frames' connections are looked up before the first frame is handled.
-const LOOKED_UP_TOGETHER: usize = 32;
+const LOOKUP_BATCH: usize = 32;
 
 /// The link's knowledge about a frame that it has received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -126,8 +126,8 @@ fn fast_path_segment(h: &TcpHeader) -> Segment<'static> {
 
 /// The words about our sending direction in header `h`.
 #[inline(always)]
-fn other_way(h: &TcpHeader) -> OtherWay {
-    OtherWay::of(*h[8..].first_chunk().expect("the header is longer"))
+fn ack_words(h: &TcpHeader) -> AckWords {
+    AckWords::of(*h[8..].first_chunk().expect("the header is longer"))
 }
 
 /// The payload length by the IPv4 header of a frame with the layout of the fast path.
@@ -247,7 +247,7 @@ impl Engine {
     where
         I: Iterator<Item = (&'a [u8], ReceiveOffload)> + Clone,
     {
-        let mut slots = [NO_SLOT; LOOKED_UP_TOGETHER];
+        let mut slots = [NO_SLOT; LOOKUP_BATCH];
         // A separate copy can stay in registers.
         let mut frames = frames.clone();
         loop {
@@ -275,7 +275,7 @@ impl Engine {
                     self.handle_alone(now, frame, offload, memory);
                 }
             }
-            if count < LOOKED_UP_TOGETHER {
+            if count < LOOKUP_BATCH {
                 return;
             }
         }
@@ -299,7 +299,7 @@ impl Engine {
     fn look_up_together<'a>(
         &self,
         frames: impl Iterator<Item = (&'a [u8], ReceiveOffload)>,
-        slots: &mut [u32; LOOKED_UP_TOGETHER],
+        slots: &mut [u32; LOOKUP_BATCH],
     ) -> usize {
         let (mut count, mut touched) = (0, 0);
         for (slot, (frame, _)) in slots.iter_mut().zip(frames) {
@@ -403,7 +403,7 @@ impl Engine {
         offload: ReceiveOffload,
     ) -> Option<(u32, &'a TcpHeader)> {
         let tcp: &TcpHeader = headers.last_chunk()?;
-        if !other_way(tcp).has_fast_path_flags() {
+        if !ack_words(tcp).has_fast_path_flags() {
             return None;
         }
         let slot = if let Ok(h) = headers.try_into() {
@@ -528,7 +528,7 @@ impl Engine {
     /// Handles a segment that is only an acknowledgement.
     #[inline(always)]
     fn handle_acknowledgement(&mut self, now: Instant, slot: u32, h: &TcpHeader) -> bool {
-        let (said, seq, timestamp) = (other_way(h), u32_at(h, 4), u32_at(h, 24));
+        let (said, seq, timestamp) = (ack_words(h), u32_at(h, 4), u32_at(h, 24));
         let Some(connection) = self.slots.get_mut(slot as usize) else {
             return false;
         };
@@ -619,7 +619,7 @@ impl Engine {
     ) -> Option<bool> {
         let connection = self.slots.get_mut(slot as usize)?;
         let (seq, timestamp) = (u32_at(h, 4), u32_at(h, 24));
-        if !connection.continues_plainly(now, other_way(h), seq, timestamp, payload_bytes) {
+        if !connection.continues_plainly(now, ack_words(h), seq, timestamp, payload_bytes) {
             return None;
         }
         let offset = connection.rcv_nxt.after(Position::FIRST_BYTE);
@@ -644,7 +644,7 @@ impl Engine {
         payload_bytes: usize,
         place: impl FnOnce(ConnectionId, u64) -> Result<(), NoRoom>,
     ) -> bool {
-        if !other_way(h).has_fast_path_flags() {
+        if !ack_words(h).has_fast_path_flags() {
             return false;
         }
         let Some(connection) = self.slots.get_mut(slot as usize) else {
@@ -660,7 +660,7 @@ impl Engine {
         if !connection.handle_in_order(&mut cx, &fast_path_segment(h), payload_bytes, place) {
             return false;
         }
-        connection.predict(other_way(h));
+        connection.predict(ack_words(h));
         let queues = (&mut self.turns, &mut self.event_queue, &mut self.deadlines);
         settle_fast(connection, slot, queues);
         true

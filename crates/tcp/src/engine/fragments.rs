@@ -34,7 +34,7 @@ struct Partial {
     /// Order of arrival of the first piece, also for pieces of one instant.
     serial: u64,
     expires_at: Instant,
-    is_condemned: bool,
+    is_given_up: bool,
     /// Some piece was marked; some piece was not ECN-capable.
     is_marked: bool,
     is_incapable: bool,
@@ -72,7 +72,7 @@ impl Partial {
             total: None,
             serial,
             expires_at,
-            is_condemned: false,
+            is_given_up: false,
             is_marked: false,
             is_incapable: false,
         }
@@ -107,8 +107,8 @@ impl Partial {
     }
 
     /// Gives up the packet, whose further pieces are refused. Returns the number of its pieces.
-    fn condemn(&mut self) -> u64 {
-        self.is_condemned = true;
+    fn give_up(&mut self) -> u64 {
+        self.is_given_up = true;
         self.bytes = Vec::new();
         core::mem::take(&mut self.pieces).len() as u64
     }
@@ -164,7 +164,7 @@ impl Fragments {
             packet.protocol,
         );
         let held = self.packets.get(&key);
-        if held.is_some_and(|partial| partial.is_condemned) {
+        if held.is_some_and(|partial| partial.is_given_up) {
             return Ok(Outcome::Dropped);
         }
         self.make_room(&key, piece.end);
@@ -181,7 +181,7 @@ impl Fragments {
             return Ok(Outcome::Pending); // An exact copy is no attack.
         }
         let Some(at) = partial.place_for(&piece) else {
-            self.given_up += partial.condemn();
+            self.given_up += partial.give_up();
             self.held_bytes -= bytes_before;
             return Err(Malformed::Fragment);
         };

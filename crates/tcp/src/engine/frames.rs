@@ -5,7 +5,7 @@ use super::Engine;
 use super::fast_open::Verdict;
 use super::fast_receive::ReceiveOffload;
 use super::fragments::Outcome;
-use super::ways::NextHop;
+use super::next_hops::NextHop;
 use crate::config::Medium;
 use crate::connection::{Conditions, Connection, Context, FastOpen, News, Offer, Response};
 use crate::flow::FlowKey;
@@ -195,7 +195,7 @@ impl Engine {
         let is_learnt = was_half_open && connection.state == State::Established;
         if was_half_open
             && response == Response::Refuse
-            && self.gives_way_to_cookie(now, slot, &segment)
+            && self.yields_to_cookie(now, slot, &segment)
             && self.open_from_cookie(now, packet.ecn, &segment, &key, reply_to, memory)
         {
             return Ok(());
@@ -518,7 +518,7 @@ impl Engine {
     /// a half-open connection. Then the half-open connection is dropped. Like Linux, whose listener
     /// examines segments that a request refuses (tcp_v4_rcv, tcp_check_req).
     #[cold]
-    fn gives_way_to_cookie(&mut self, now: Instant, slot: u32, segment: &Segment<'_>) -> bool {
+    fn yields_to_cookie(&mut self, now: Instant, slot: u32, segment: &Segment<'_>) -> bool {
         let connection = &self.slots[slot as usize];
         let (state, key) = (connection.state, connection.key);
         let ends_handshake = segment.flags.has(Flags::ACK) && !segment.flags.has(Flags::SYN);
@@ -573,7 +573,7 @@ impl Engine {
                 self.write_template(slot, &key, Some(mac));
                 self.slots[slot as usize].template.forget();
             }
-            NextHop::At(_) | NextHop::Nowhere => {}
+            NextHop::At(_) | NextHop::NoRoute => {}
         }
     }
 

@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 use std::collections::BTreeMap;
 
-use super::ways::{NextHop, Ways};
+use super::next_hops::{NextHop, NextHops};
 use crate::config::{Config, InterfaceAddress, Route};
 use crate::flow::FlowKey;
 use crate::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub(crate) struct Interface {
     /// Sorted by prefix length, longest first.
     routes: Vec<(Address, u8, Address)>,
     /// The host's routes, if the host decides instead of `addresses` and `routes`.
-    pub(crate) ways: Option<Ways>,
+    pub(crate) next_hops: Option<NextHops>,
     paths: BTreeMap<Address, (u16, Instant)>,
     mtu: u16,
 }
@@ -35,7 +35,7 @@ impl Interface {
         let mut interface = Self {
             addresses: Vec::new(),
             routes: Vec::new(),
-            ways: config.asks_ways.then(Ways::default),
+            next_hops: config.asks_next_hops.then(NextHops::default),
             paths: BTreeMap::new(),
             mtu: config.mtu,
         };
@@ -101,11 +101,11 @@ impl Interface {
 
     /// The neighbour to which packets of a connection go.
     pub(crate) fn next_hop(&self, key: &FlowKey) -> NextHop {
-        if let Some(ways) = &self.ways {
-            return ways.next_hop(key);
+        if let Some(next_hops) = &self.next_hops {
+            return next_hops.next_hop(key);
         }
         self.own_next_hop(key.remote)
-            .map_or(NextHop::Nowhere, NextHop::At)
+            .map_or(NextHop::NoRoute, NextHop::At)
     }
 
     fn own_next_hop(&self, remote: Address) -> Option<Address> {
@@ -125,7 +125,7 @@ impl Interface {
 
     /// The host's routes to these destinations have changed. Returns a test whether a remote is one
     /// of these destinations.
-    pub(crate) fn forget_ways(
+    pub(crate) fn forget_next_hops(
         &mut self,
         destination: IpAddr,
         prefix_bits: u8,
@@ -135,8 +135,8 @@ impl Interface {
         let is_meant = move |remote: Address| {
             remote.is_v4() == destination.is_v4() && is_in_prefix(remote, destination, bits)
         };
-        if let Some(ways) = &mut self.ways {
-            ways.forget(is_meant);
+        if let Some(next_hops) = &mut self.next_hops {
+            next_hops.forget(is_meant);
         }
         is_meant
     }

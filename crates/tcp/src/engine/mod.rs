@@ -28,14 +28,14 @@ mod limiter;
 mod line;
 mod listeners;
 mod neighbours;
+mod next_hops;
 mod shared;
 mod table;
 mod transmit;
 mod turns;
-mod ways;
 
 pub use fast_receive::{Expected, Headers, ReceiveOffload};
-pub use shared::Whose;
+pub use shared::FrameOwner;
 pub use transmit::{ChecksumWork, HEADER_BUFFER_BYTES, Payload, Transmit, TransmitOffload};
 
 use std::collections::VecDeque;
@@ -276,10 +276,10 @@ impl Engine {
                 });
                 let has_retried = connection.retries > retries;
                 if has_retried && connection.fast_open.is_some() {
-                    self.doubt_fast_open(now, slot);
+                    self.suspect_fast_open(now, slot);
                 }
                 if has_retried && self.slots[slot as usize].retries.is_multiple_of(4) {
-                    self.doubt_neighbour(slot);
+                    self.suspect_neighbour(slot);
                 }
             }
             self.settle(slot);

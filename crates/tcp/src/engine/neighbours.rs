@@ -1,8 +1,8 @@
 //! Hardware addresses of neighbours (RFC 826, RFC 4861), and the connections that wait for one.
 //!
 //! ```text
-//!              answer              a round without a word            no answer
-//!   Asked -------------> Resolved ------------------------> Doubted ----------> forgotten
+//!              answer              a round without message           no answer
+//!   Asked -------------> Resolved ------------------------> Verifying --------> forgotten
 //!     |                     ^         (while in use)           |
 //!     +--> given up         +----------------------------------+
 //!                                        answer
@@ -42,7 +42,7 @@ enum Entry {
         is_used: bool,
     },
     /// Known, but being verified.
-    Doubted { mac: MacAddress, question: Question },
+    Verifying { mac: MacAddress, question: Question },
     /// Not known yet.
     Asked(Question),
 }
@@ -71,13 +71,13 @@ pub(crate) struct Neighbours {
 
 /// The occasion on which a neighbour's address was learned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Word {
+pub(crate) enum Occasion {
     /// A message to another host, or an answer: used if the neighbour is known or was asked for.
-    Passing,
+    AnswerOrOverheard,
     /// A request to us: used, but any host can forge it.
     Request,
     /// The owner of the engine says it, or a handshake has proved that the neighbour is there.
-    Proof,
+    Confirmation,
 }
 
 impl Neighbours {
@@ -116,7 +116,7 @@ pub(crate) struct Learned {
 
 /// Consequences of expired timers.
 #[derive(Debug, Default)]
-pub(crate) struct Overdue {
+pub(crate) struct Expired {
     /// Neighbours to be resolved.
     pub(crate) ask: Vec<Address>,
     /// Neighbours that are gone.
@@ -193,16 +193,16 @@ impl Neighbours {
     }
 
     /// Takes a neighbour's message. RFC 826: the address of a known neighbour is always updated.
-    pub(crate) fn learn(&mut self, hop: Address, mac: MacAddress, word: Word) -> Learned {
+    pub(crate) fn learn(&mut self, hop: Address, mac: MacAddress, occasion: Occasion) -> Learned {
         let known = self.entries.get(&hop).copied();
-        let is_welcome = || word != Word::Passing;
-        if mac.is_group() || known.is_none() && !(is_welcome() && self.make_room(false)) {
+        let may_add = || occasion != Occasion::AnswerOrOverheard;
+        if mac.is_group() || known.is_none() && !(may_add() && self.make_room(false)) {
             return Learned::default();
         }
         let is_used = match known {
-            None => word == Word::Proof,
-            Some(Entry::Resolved { is_used, .. }) => is_used || word == Word::Proof,
-            Some(Entry::Doubted { .. } | Entry::Asked(_)) => true,
+            None => occasion == Occasion::Confirmation,
+            Some(Entry::Resolved { is_used, .. }) => is_used || occasion == Occasion::Confirmation,
+            Some(Entry::Verifying { .. } | Entry::Asked(_)) => true,
         };
         let entry = Entry::Resolved {
             mac,
@@ -214,7 +214,7 @@ impl Neighbours {
             return Learned::default();
         };
         if !matches!(known, Entry::Resolved { .. }) {
-            self.reckon();
+            self.update_next_question();
         }
         Learned {
             woken: self.wake(hop),
@@ -227,7 +227,7 @@ impl Neighbours {
         if self.knows(hop) {
             return Learned::default();
         }
-        self.learn(hop, mac, Word::Proof)
+        self.learn(hop, mac, Occasion::Confirmation)
     }
 
     /// Whether the address of `hop` is known.
@@ -248,7 +248,7 @@ impl Neighbours {
     pub(crate) fn suspect(&mut self, hop: Address) {
         if !matches!(self.entries.get(&hop), Some(Entry::Asked(_)) | None) {
             self.entries.remove(&hop);
-            self.reckon();
+            self.update_next_question();
         }
     }
 
@@ -256,7 +256,7 @@ impl Neighbours {
     pub(crate) fn forget(&mut self) {
         self.entries
             .retain(|_, entry| matches!(entry, Entry::Asked(_)));
-        self.reckon();
+        self.update_next_question();
     }
 
     /// When there is something to do.
@@ -281,12 +281,12 @@ impl Neighbours {
             }
             Entry::Resolved { mac, .. } if in_use.contains(hop) => {
                 let (mac, question) = (*mac, Question::first(now));
-                *entry = Entry::Doubted { mac, question };
+                *entry = Entry::Verifying { mac, question };
                 ask.push(*hop);
                 true
             }
             Entry::Resolved { .. } => false,
-            Entry::Doubted { .. } | Entry::Asked(_) => true,
+            Entry::Verifying { .. } | Entry::Asked(_) => true,
         });
         let is_known = |entry: &Entry| !matches!(entry, Entry::Asked(_));
         self.round_ends_at = if self.entries.values().any(is_known) {
@@ -294,15 +294,15 @@ impl Neighbours {
         } else {
             Instant::NEVER
         };
-        self.reckon();
+        self.update_next_question();
         ask
     }
 
     /// Repeats unanswered questions, and gives up after [`TRIES_MAX`] attempts.
-    pub(crate) fn handle_timeout(&mut self, now: Instant) -> Overdue {
-        let mut overdue = Overdue::default();
+    pub(crate) fn handle_timeout(&mut self, now: Instant) -> Expired {
+        let mut overdue = Expired::default();
         for (hop, entry) in &mut self.entries {
-            let (Entry::Asked(question) | Entry::Doubted { question, .. }) = entry else {
+            let (Entry::Asked(question) | Entry::Verifying { question, .. }) = entry else {
                 continue;
             };
             if question.again_at > now {
@@ -322,14 +322,14 @@ impl Neighbours {
         for hop in overdue.gone.clone() {
             overdue.failed.extend(self.wake(hop));
         }
-        self.reckon();
+        self.update_next_question();
         overdue
     }
 
     /// Finds the next question after a change.
-    fn reckon(&mut self) {
+    fn update_next_question(&mut self) {
         let at = |entry: &Entry| match entry {
-            Entry::Asked(question) | Entry::Doubted { question, .. } => question.again_at,
+            Entry::Asked(question) | Entry::Verifying { question, .. } => question.again_at,
             Entry::Resolved { .. } => Instant::NEVER,
         };
         let next = self.entries.values().map(at).min();
@@ -357,7 +357,7 @@ impl Neighbours {
 impl Entry {
     fn mac(&self) -> Option<MacAddress> {
         match self {
-            Entry::Resolved { mac, .. } | Entry::Doubted { mac, .. } => Some(*mac),
+            Entry::Resolved { mac, .. } | Entry::Verifying { mac, .. } => Some(*mac),
             Entry::Asked(_) => None,
         }
     }
@@ -387,7 +387,12 @@ mod tests {
         assert_eq!(neighbours.resolve(now, HOP), Resolution::Ask);
         neighbours.wait(HOP, 7);
         assert_eq!(neighbours.resolve(now, HOP), Resolution::Wait);
-        assert_eq!(neighbours.learn(HOP, HERE, Word::Passing).woken, [7]);
+        assert_eq!(
+            neighbours
+                .learn(HOP, HERE, Occasion::AnswerOrOverheard)
+                .woken,
+            [7]
+        );
         assert_eq!(neighbours.resolve(now, HOP), Resolution::At(HERE));
         (neighbours, now)
     }
@@ -412,7 +417,11 @@ mod tests {
             Resolution::At(HERE),
             "meanwhile"
         );
-        assert!(!neighbours.learn(HOP, HERE, Word::Passing).has_moved);
+        assert!(
+            !neighbours
+                .learn(HOP, HERE, Occasion::AnswerOrOverheard)
+                .has_moved
+        );
         assert!(!neighbours.again_at.is_armed());
         assert!(round(&mut neighbours, true).is_empty());
     }
@@ -439,8 +448,18 @@ mod tests {
             neighbours.wait(HOP, slot);
         }
         neighbours.forget_waiting(8);
-        assert_eq!(neighbours.learn(HOP, HERE, Word::Passing).woken, [7]);
-        assert!(neighbours.learn(HOP, HERE, Word::Passing).woken.is_empty());
+        assert_eq!(
+            neighbours
+                .learn(HOP, HERE, Occasion::AnswerOrOverheard)
+                .woken,
+            [7]
+        );
+        assert!(
+            neighbours
+                .learn(HOP, HERE, Occasion::AnswerOrOverheard)
+                .woken
+                .is_empty()
+        );
     }
 
     #[test]
@@ -455,7 +474,7 @@ mod tests {
     #[test]
     fn what_somebody_else_resolves_is_not_doubted() {
         let mut neighbours = Neighbours::new(false);
-        neighbours.learn(HOP, HERE, Word::Proof);
+        neighbours.learn(HOP, HERE, Occasion::Confirmation);
         assert_eq!(neighbours.resolve(Instant::ZERO, HOP), Resolution::At(HERE));
         assert_eq!(neighbours.next_deadline(), Instant::NEVER);
     }
@@ -474,10 +493,10 @@ mod tests {
     #[test]
     fn strangers_give_way_and_what_is_used_stays() {
         let (mut neighbours, now) = found();
-        neighbours.learn(hop(7), HERE, Word::Request);
+        neighbours.learn(hop(7), HERE, Occasion::Request);
         assert_eq!(neighbours.resolve(now, hop(7)), Resolution::At(HERE));
         for number in 0..2 * NEIGHBOURS_MAX as u32 {
-            neighbours.learn(hop(number), THERE, Word::Request);
+            neighbours.learn(hop(number), THERE, Occasion::Request);
         }
         assert_eq!(neighbours.entries.len(), NEIGHBOURS_MAX);
         assert!(neighbours.knows(HOP) && neighbours.knows(hop(7)));
@@ -491,9 +510,9 @@ mod tests {
     fn strangers_do_not_push_out_what_is_proved() {
         let mut neighbours = Neighbours::new(true);
         fill(&mut neighbours, |neighbours, hop| {
-            neighbours.learn(hop, HERE, Word::Proof);
+            neighbours.learn(hop, HERE, Occasion::Confirmation);
         });
-        neighbours.learn(HOP, THERE, Word::Request);
+        neighbours.learn(HOP, THERE, Occasion::Request);
         assert!(!neighbours.knows(HOP) && neighbours.knows(hop(0)));
         // A question may take the place of one.
         assert_eq!(neighbours.resolve(Instant::ZERO, HOP), Resolution::Ask);
@@ -516,7 +535,11 @@ mod tests {
     #[test]
     fn a_neighbour_that_moves_is_noticed() {
         let (mut neighbours, now) = found();
-        assert!(neighbours.learn(HOP, THERE, Word::Passing).has_moved);
+        assert!(
+            neighbours
+                .learn(HOP, THERE, Occasion::AnswerOrOverheard)
+                .has_moved
+        );
         assert_eq!(neighbours.resolve(now, HOP), Resolution::At(THERE));
     }
 }

@@ -20,7 +20,7 @@ use crate::wire::{Malformed, arp, ethernet, u16_at, u32_at};
 
 /// The owner of a frame; see [`crate::Share`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Whose {
+pub enum FrameOwner {
     /// [`Engine::handle_frame`] of this engine.
     Engine(usize),
     /// [`Engine::put_together`] of this engine.
@@ -38,9 +38,9 @@ impl Engine {
     /// The owner of a frame. The frame is checked only as far as needed for that.
     #[inline]
     #[must_use]
-    pub fn whose(&self, frame: &[u8]) -> Whose {
+    pub fn frame_owner(&self, frame: &[u8]) -> FrameOwner {
         self.fast_path_owner(frame)
-            .map_or_else(|| self.find_owner(frame), Whose::Engine)
+            .map_or_else(|| self.find_owner(frame), FrameOwner::Engine)
     }
 
     /// The owner of a TCP segment with the most frequent headers.
@@ -76,45 +76,45 @@ impl Engine {
     }
 
     #[cold]
-    fn find_owner(&self, frame: &[u8]) -> Whose {
+    fn find_owner(&self, frame: &[u8]) -> FrameOwner {
         if let (Medium::Ethernet { .. }, Some(ethernet::TYPE_ARP)) = (
             self.config.medium,
             frame.get(12..14).map(|bytes| u16_at(bytes, 0)),
         ) {
-            return Whose::Everybody;
+            return FrameOwner::Everybody;
         }
         let packet = self.packet_in(frame);
-        packet.map_or(Whose::Anybody, |packet| self.owner_of_packet(&packet))
+        packet.map_or(FrameOwner::Anybody, |packet| self.owner_of_packet(&packet))
     }
 
-    fn owner_of_packet(&self, packet: &Packet<'_>) -> Whose {
+    fn owner_of_packet(&self, packet: &Packet<'_>) -> FrameOwner {
         let share = &self.config.share;
         if packet.fragment.is_some() {
-            return Whose::Assembler(share.assembler(packet.destination, packet.source));
+            return FrameOwner::Assembler(share.assembler(packet.destination, packet.source));
         }
         match packet.protocol {
             ip::PROTOCOL_TCP => match packet.payload.first_chunk::<4>() {
-                Some(ports) => Whose::Engine(share.owner_of(&FlowKey {
+                Some(ports) => FrameOwner::Engine(share.owner_of(&FlowKey {
                     local: packet.destination,
                     remote: packet.source,
                     local_port: u16_at(ports, 2),
                     remote_port: u16_at(ports, 0),
                 })),
-                None => Whose::Anybody,
+                None => FrameOwner::Anybody,
             },
             ip::PROTOCOL_ICMP | ip::PROTOCOL_ICMP_V6 => match Message::parse(packet) {
                 Ok(Message::Error { quoted, .. }) => {
                     let flow = quoted_flow(quoted, packet.source.is_v4());
-                    flow.map_or(Whose::Anybody, |(key, _)| {
-                        Whose::Engine(share.owner_of(&key))
+                    flow.map_or(FrameOwner::Anybody, |(key, _)| {
+                        FrameOwner::Engine(share.owner_of(&key))
                     })
                 }
                 Ok(Message::Solicitation { .. } | Message::Advertisement { .. }) => {
-                    Whose::Everybody
+                    FrameOwner::Everybody
                 }
-                _ => Whose::Anybody,
+                _ => FrameOwner::Anybody,
             },
-            _ => Whose::Anybody,
+            _ => FrameOwner::Anybody,
         }
     }
 

@@ -20,7 +20,7 @@ use crate::wire::ip::{self, Address, Ecn};
 use crate::wire::tcp::{self, Flags, OptionWriter, Timestamps};
 
 use super::neighbours::{Learned, Resolution};
-use super::ways::{Asked, NextHop};
+use super::next_hops::{Asked, NextHop};
 
 /// The buffer size that [`Engine::poll_transmit`] needs for headers. Echo replies, which are
 /// written whole, are the longest.
@@ -268,7 +268,7 @@ impl Engine {
             return self.settle_later(slot);
         }
         if let Some(lost) = self.drop_segment(now, slot) {
-            self.slots[slot as usize].note_no_way(lost, why);
+            self.slots[slot as usize].note_no_route(lost, why);
         }
     }
 
@@ -296,13 +296,13 @@ impl Engine {
         if let Medium::Ethernet { .. } = self.config.medium {
             let hop = match self.interface.next_hop(&key) {
                 NextHop::At(hop) => hop,
-                NextHop::Nowhere => return Way::None(CloseReason::NoRoute),
+                NextHop::NoRoute => return Way::None(CloseReason::NoRoute),
                 NextHop::Unknown => {
                     let asked = self
                         .interface
-                        .ways
+                        .next_hops
                         .as_mut()
-                        .map(|ways| ways.ask(&key, slot));
+                        .map(|next_hops| next_hops.ask(&key, slot));
                     return match asked {
                         Some(Asked::Waits) => Way::Awaited,
                         Some(Asked::Full) | None => Way::Crowded,
@@ -395,7 +395,7 @@ impl Engine {
     }
 
     /// RFC 1122 section 2.3.2.1: repeated timeouts are a reason to resolve the neighbour again.
-    pub(super) fn doubt_neighbour(&mut self, slot: u32) {
+    pub(super) fn suspect_neighbour(&mut self, slot: u32) {
         let Medium::Ethernet { resolve, .. } = self.config.medium else {
             return;
         };
@@ -413,7 +413,7 @@ impl Engine {
             NextHop::At(hop) => self.ask_for(hop),
             // Then the route has to be asked for first.
             NextHop::Unknown => connection.template.forget(),
-            NextHop::Nowhere => {}
+            NextHop::NoRoute => {}
         }
     }
 
@@ -440,12 +440,12 @@ impl Engine {
             self.forget_templates(hop);
         }
         for slot in overdue.failed {
-            self.wait_in_vain(now, slot, CloseReason::Unreachable);
+            self.give_up_waiting(now, slot, CloseReason::Unreachable);
         }
     }
 
     /// A connection's segment has waited for a next hop, and there is none.
-    fn wait_in_vain(&mut self, now: Instant, slot: u32, why: CloseReason) {
+    fn give_up_waiting(&mut self, now: Instant, slot: u32, why: CloseReason) {
         // From now on an established connection's own timer asks again.
         self.lose_segment(now, slot, why);
         let connection = &mut self.slots[slot as usize];
@@ -456,14 +456,14 @@ impl Engine {
     }
 
     /// Takes the host's answer about a route.
-    pub(super) fn note_way(
+    pub(super) fn note_next_hop(
         &mut self,
         now: Instant,
         (local, remote): (Address, Address),
         hop: Option<Address>,
     ) {
-        let ways = self.interface.ways.as_mut();
-        let woken = ways.map(|ways| ways.set(local, remote, hop));
+        let next_hops = self.interface.next_hops.as_mut();
+        let woken = next_hops.map(|next_hops| next_hops.set(local, remote, hop));
         for slot in woken.unwrap_or_default() {
             let connection = &self.slots[slot as usize];
             let (key, conditions) = (connection.key, connection.conditions);
@@ -473,7 +473,7 @@ impl Engine {
             }
             match hop {
                 Some(_) => self.settle(slot),
-                None => self.wait_in_vain(now, slot, CloseReason::NoRoute),
+                None => self.give_up_waiting(now, slot, CloseReason::NoRoute),
             }
         }
     }

@@ -75,7 +75,7 @@ pub(crate) fn frames(bytes: &[u8]) {
                 checksum_verified: high & 0x80 != 0,
             };
             // As if several engines shared the link, and this engine received every frame.
-            let _ = engine.whose(frame);
+            let _ = engine.frame_owner(frame);
             engine.overhear(frame);
             if let Some(whole) = engine.put_together(now, frame) {
                 engine.handle_frame(now, &whole, ReceiveOffload::default(), &mut rings);

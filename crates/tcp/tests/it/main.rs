@@ -14,6 +14,7 @@ mod fast_open;
 #[path = "../../../../fuzz/inputs.rs"]
 mod inputs;
 mod liveness;
+mod next_hops;
 mod oddities;
 mod on_link;
 mod prediction;
@@ -26,4 +27,3 @@ mod shared;
 mod support;
 mod timestamps;
 mod unreachable;
-mod ways;

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::support::{ethernet, on_link};
 use toehold_tcp::{
-    CloseReason, Config, ConnectError, ConnectionId, Engine, Event, Instant, Memory, NoRoom,
-    Options, Random, ReceiveOffload, Share, Whose,
+    CloseReason, Config, ConnectError, ConnectionId, Engine, Event, FrameOwner, Instant, Memory,
+    NoRoom, Options, Random, ReceiveOffload, Share,
 };
 
 const ENGINES: u32 = 3;
@@ -102,30 +102,30 @@ impl Link {
     /// Delivers a frame to any one of the engines.
     fn deliver(&mut self, frame: &[u8]) {
         let here = self.random.below(u64::from(ENGINES)) as usize;
-        let whose = self.ours[here].whose(frame);
+        let whose = self.ours[here].frame_owner(frame);
         self.hand(here, whose, frame);
     }
 
-    fn hand(&mut self, here: usize, whose: Whose, frame: &[u8]) {
+    fn hand(&mut self, here: usize, whose: FrameOwner, frame: &[u8]) {
         let there = match whose {
-            Whose::Engine(there) => {
+            FrameOwner::Engine(there) => {
                 self.strays += u32::from(there != here);
                 there
             }
-            Whose::Assembler(there) => {
+            FrameOwner::Assembler(there) => {
                 if let Some(whole) = self.ours[there].put_together(self.now, frame) {
-                    let whose = self.ours[there].whose(&whole);
-                    assert!(!matches!(whose, Whose::Assembler(_)));
+                    let whose = self.ours[there].frame_owner(&whole);
+                    assert!(!matches!(whose, FrameOwner::Assembler(_)));
                     self.hand(there, whose, &whole);
                 }
                 return;
             }
-            Whose::Everybody => {
+            FrameOwner::Everybody => {
                 let others = (0..ENGINES as usize).filter(|other| *other != here);
                 others.for_each(|other| self.ours[other].overhear(frame));
                 here
             }
-            Whose::Anybody => here,
+            FrameOwner::Anybody => here,
         };
         let offload = ReceiveOffload::default();
         self.ours[there].handle_frame(self.now, frame, offload, &mut Pattern);

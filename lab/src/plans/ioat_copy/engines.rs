@@ -34,7 +34,7 @@ impl Engine {
     pub(super) fn available() -> Vec<Engine> {
         let known = toehold_copy::names();
         let is_here = |engine: &Engine| {
-            known.contains(&engine.name()) && toehold_copy::why_missing(engine.name()).is_none()
+            known.contains(&engine.name()) && toehold_copy::reason_missing(engine.name()).is_none()
         };
         Self::ASYNCHRONOUS.into_iter().filter(is_here).collect()
     }
@@ -71,7 +71,7 @@ pub(super) fn missing() -> Vec<String> {
     let mut notes: Vec<String> = Engine::ASYNCHRONOUS
         .into_iter()
         .filter_map(|engine| {
-            let why = toehold_copy::why_missing(engine.name())?;
+            let why = toehold_copy::reason_missing(engine.name())?;
             Some(format!("{} is not measured: {why}", engine.name()))
         })
         .collect();

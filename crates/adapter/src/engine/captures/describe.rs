@@ -102,12 +102,12 @@ pub(super) fn received(frame: &Reception<'_>) -> String {
     let has_risen = |count: Count| count(frame.counters[1]) > count(frame.counters[0]);
     for reason in Malformed::ALL {
         if frame.counters[1].malformed(reason) > frame.counters[0].malformed(reason) {
-            words.say(format_args!("dropped: malformed, {reason}"));
+            words.add_phrase(format_args!("dropped: malformed, {reason}"));
         }
     }
     for (count, text) in FATES {
         if has_risen(count) {
-            words.say(format_args!("{text}"));
+            words.add_phrase(format_args!("{text}"));
         }
     }
     match (frame.summary, frame.after) {
@@ -131,7 +131,7 @@ fn describe_progress(
     after: &ConnectionInfo,
 ) {
     let Some(before) = before else {
-        return words.say(format_args!("opens a connection"));
+        return words.add_phrase(format_args!("opens a connection"));
     };
     let delivered = after.received - before.received;
     if delivered > 0 {
@@ -140,36 +140,36 @@ fn describe_progress(
         } else {
             ""
         };
-        words.say(format_args!("delivered {delivered} bytes in order{gap}"));
+        words.add_phrase(format_args!("delivered {delivered} bytes in order{gap}"));
     }
     let acknowledged = after.acknowledged - before.acknowledged;
     let is_pure = tcp.payload_bytes == 0 && tcp.flags == TcpSummary::ACK;
     if acknowledged > 0 {
         let pure = if is_pure { "pure ACK: " } else { "" };
-        words.say(format_args!("{pure}acknowledges {acknowledged} bytes"));
+        words.add_phrase(format_args!("{pure}acknowledges {acknowledged} bytes"));
     }
     if after.sacked > before.sacked {
         let more = after.sacked - before.sacked;
-        words.say(format_args!("reports {more} bytes beyond a gap"));
+        words.add_phrase(format_args!("reports {more} bytes beyond a gap"));
     }
     if after.lost > before.lost {
         let more = after.lost - before.lost;
-        words.say(format_args!("shows {more} bytes to be lost"));
+        words.add_phrase(format_args!("shows {more} bytes to be lost"));
     }
     match (before.remote_window, after.remote_window) {
-        (1.., 0) if after.in_flight == 0 => words.say(format_args!("closes the window")),
-        (0, 1..) if acknowledged == 0 => words.say(format_args!("opens the window")),
+        (1.., 0) if after.in_flight == 0 => words.add_phrase(format_args!("closes the window")),
+        (0, 1..) if acknowledged == 0 => words.add_phrase(format_args!("opens the window")),
         _ => {}
     }
     if after.phase != before.phase {
-        words.say(format_args!("{}", phase(after.phase)));
+        words.add_phrase(format_args!("{}", phase(after.phase)));
     }
     if after.remote_finished && !before.remote_finished {
-        words.say(format_args!("the remote has finished"));
+        words.add_phrase(format_args!("the remote has finished"));
     }
     if after.state != before.state {
         let (from, to) = (state(before.state), state(after.state));
-        words.say(format_args!("{from} to {to}"));
+        words.add_phrase(format_args!("{from} to {to}"));
     }
     if is_pure {
         words.or("pure ACK: nothing new");
@@ -181,13 +181,13 @@ pub(super) fn sent(frame: &Sending<'_>) -> String {
     let has_risen = |count: Count| count(frame.counters[1]) > count(frame.counters[0]);
     for (count, text) in OCCASIONS {
         if has_risen(count) {
-            words.say(format_args!("{text}"));
+            words.add_phrase(format_args!("{text}"));
         }
     }
     if has_risen(|c| c.probes) {
         let is_closed = frame.after.is_some_and(|(_, info)| info.remote_window == 0);
         let of = if is_closed { "window" } else { "keepalive" };
-        words.say(format_args!("{of} probe"));
+        words.add_phrase(format_args!("{of} probe"));
     }
     match frame.summary {
         PacketSummary::Tcp(tcp) => describe_segment(&mut words, &tcp, frame),
@@ -195,7 +195,7 @@ pub(super) fn sent(frame: &Sending<'_>) -> String {
         _ => words.or("not TCP"),
     }
     if !frame.is_taken {
-        words.say(format_args!("refused by the link: as good as lost"));
+        words.add_phrase(format_args!("refused by the link: as good as lost"));
     }
     if let Some((id, _)) = frame.after {
         words.about(id);
@@ -206,7 +206,7 @@ pub(super) fn sent(frame: &Sending<'_>) -> String {
 fn describe_segment(words: &mut Words, tcp: &TcpSummary, frame: &Sending<'_>) {
     let has = |bits| tcp.has(bits);
     if has(TcpSummary::RST) {
-        words.say(format_args!("reset"));
+        words.add_phrase(format_args!("reset"));
     }
     if has(TcpSummary::SYN) {
         let what = match (has(TcpSummary::ACK), frame.after) {
@@ -214,24 +214,24 @@ fn describe_segment(words: &mut Words, tcp: &TcpSummary, frame: &Sending<'_>) {
             (true, Some(_)) => "answers a SYN",
             (true, None) => "answers a SYN with a cookie",
         };
-        words.say(format_args!("{what}"));
+        words.add_phrase(format_args!("{what}"));
     }
     if let (Some(from), 1..) = (frame.stream, tcp.payload_bytes) {
         let to = from + tcp.payload_bytes as u64;
-        words.say(format_args!("bytes {from} to {to} of the stream"));
+        words.add_phrase(format_args!("bytes {from} to {to} of the stream"));
     }
     if frame.segment_bytes > 0 {
         let size = usize::from(frame.segment_bytes);
         let count = tcp.payload_bytes.div_ceil(size);
-        words.say(format_args!("{count} segments of {size}, cut by the link"));
+        words.add_phrase(format_args!("{count} segments of {size}, cut by the link"));
     }
     if has(TcpSummary::FIN) {
-        words.say(format_args!("we have finished"));
+        words.add_phrase(format_args!("we have finished"));
     }
     if tcp.payload_bytes == 0 && tcp.flags == TcpSummary::ACK {
         words.or("pure ACK");
         if tcp.window == 0 {
-            words.say(format_args!("our window is closed"));
+            words.add_phrase(format_args!("our window is closed"));
         }
     }
 }
@@ -243,7 +243,7 @@ struct Words {
 }
 
 impl Words {
-    fn say(&mut self, phrase: std::fmt::Arguments<'_>) {
+    fn add_phrase(&mut self, phrase: std::fmt::Arguments<'_>) {
         let between = if self.text.is_empty() { "" } else { "; " };
         // A string takes everything.
         let _ = write!(self.text, "{between}{phrase}");

@@ -77,7 +77,7 @@ pub(super) struct Captures {
 
 /// The state before a frame was handled or made.
 #[derive(Debug)]
-pub(super) struct Before {
+pub(super) struct FrameContext {
     counters: Counters,
     summary: PacketSummary,
     connection: Option<(ConnectionId, ConnectionInfo)>,
@@ -101,8 +101,8 @@ impl Captures {
     /// The engine's state before it handles a received frame, for its description; `None` without
     /// captures.
     #[inline]
-    pub(super) fn before_frame(&self, engine: &Engine, frame: &[u8]) -> Option<Before> {
-        self.is_watched().then(|| Before::of(engine, frame))
+    pub(super) fn before_frame(&self, engine: &Engine, frame: &[u8]) -> Option<FrameContext> {
+        self.is_watched().then(|| FrameContext::of(engine, frame))
     }
 
     /// The engine's state before a frame is made, for its description.
@@ -112,7 +112,7 @@ impl Captures {
     }
 
     /// A frame was taken in.
-    pub(super) fn note_received(&self, engine: &Engine, before: &Before, frame: &[u8]) {
+    pub(super) fn note_received(&self, engine: &Engine, before: &FrameContext, frame: &[u8]) {
         let (summary, comment) = (before.summary, before.comment(engine));
         self.put(&summary, Direction::In, frame, frame.len(), &comment);
     }
@@ -175,10 +175,10 @@ impl Captures {
     }
 }
 
-impl Before {
-    fn of(engine: &Engine, frame: &[u8]) -> Before {
+impl FrameContext {
+    fn of(engine: &Engine, frame: &[u8]) -> FrameContext {
         let summary = PacketSummary::of(frame);
-        Before {
+        FrameContext {
             connection: connection_of(engine, &summary, Direction::In),
             counters: engine.counters(),
             summary,

@@ -87,7 +87,7 @@ impl Wire {
 
     fn feed_server(&mut self, frame: &[u8]) {
         let Host { engine, streams } = &mut self.server;
-        let before = Before::of(engine, frame);
+        let before = FrameContext::of(engine, frame);
         engine.handle_frame(self.now, frame, ReceiveOffload::default(), streams);
         let comment = before.comment(engine);
         self.said.push((Direction::In, comment));

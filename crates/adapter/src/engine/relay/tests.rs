@@ -270,7 +270,7 @@ impl Bench {
         self.streams.copying.settle(|_| {});
         self.note_readiness();
         let (engine, streams) = (&mut self.engine, &mut self.streams);
-        let mut around = Around::new(self.now, engine, streams, &mut self.channels);
+        let mut around = StepContext::new(self.now, engine, streams, &mut self.channels);
         self.flow.advance(&mut around)
     }
 

@@ -12,11 +12,11 @@ use toehold_tcp::{ConnectionId, ListenerId};
 use super::{Runner, make_due};
 use crate::engine::advance::Next;
 use crate::engine::carriers::{Carriers, Serving};
-use crate::engine::flow::{Beside, Flow, Stage};
+use crate::engine::flow::{ChannelState, Flow, Stage};
 use crate::engine::listeners::Target;
 use crate::engine::poller::{SERIAL_MASK, Source};
-use crate::engine::relay::Around;
-use crate::engine::settings::spell;
+use crate::engine::relay::StepContext;
+use crate::engine::settings::to_sixteen_bytes;
 use crate::engine::tcp_config::first_and_largest_log2;
 use crate::engine::{Holder, sys};
 use crate::registry::ClientId;
@@ -71,7 +71,7 @@ impl Runner {
         let local = SocketAddr::new(self.common.relay_source.into(), serving.port);
         let ends = (local, target.address);
         let slot = id.index() as u32;
-        flow.beside = Beside::asked(self.channels.ask(slot, ends, false));
+        flow.beside = ChannelState::asked(self.channels.ask(slot, ends, false));
         flow.serving = Some(serving);
         // Over loopback the kernel has connected it by now, and no event needs to be awaited.
         flow.carrier.look_for_room();
@@ -124,7 +124,7 @@ impl Runner {
             return;
         };
         let (engine, streams) = (&mut self.engine, &mut self.streams);
-        let mut around = Around::new(now, engine, streams, &mut self.channels);
+        let mut around = StepContext::new(now, engine, streams, &mut self.channels);
         // The next look detects a fault of the program.
         let _ = flow.notify(&mut around);
         make_due(&mut self.due, flow, slot as u32);
@@ -301,7 +301,7 @@ impl Runner {
 
 pub(super) fn spelled(address: SocketAddr) -> Address {
     Address {
-        ip: spell(address.ip()),
+        ip: to_sixteen_bytes(address.ip()),
         port: address.port(),
     }
 }

@@ -11,11 +11,11 @@ use super::Runner;
 use super::connections::spelled;
 use crate::engine::arrivals::{Arrivals, Wanted, spoken};
 use crate::engine::carriers::{self, Reusable, Serving};
-use crate::engine::flow::{Beside, Flow, Stage};
+use crate::engine::flow::{ChannelState, Flow, Stage};
 use crate::engine::listeners::Own;
-use crate::engine::relay::Around;
+use crate::engine::relay::StepContext;
 use crate::engine::tcp_config::{first_and_largest_log2, options};
-use crate::engine::{Command, Given, Holder, Patience, Request, sys};
+use crate::engine::{ActiveOpen, Command, ConnectTimeouts, Holder, Request, sys};
 
 /// The most seeds of programs that wait for their channels at a time.
 const PAIRING_OF_PROGRAMS_MAX: usize = 16;
@@ -44,7 +44,7 @@ impl Runner {
             }
         };
         let refusals = 0;
-        let given = Given {
+        let given = ActiveOpen {
             request,
             carrier,
             refusals,
@@ -52,21 +52,21 @@ impl Runner {
         self.give_to(there, given);
     }
 
-    fn give_to(&mut self, there: usize, given: Given) {
+    fn give_to(&mut self, there: usize, given: ActiveOpen) {
         if there == self.engine.config().share.index() {
             self.open(given);
         } else {
-            self.common.doors[there].tell(Command::Open(given));
+            self.common.doors[there].send_command(Command::Open(given));
         }
     }
 
     /// Begins an active open, on a carrier that was made for it.
-    pub(super) fn open(&mut self, given: Given) {
+    pub(super) fn open(&mut self, given: ActiveOpen) {
         match self.connect(&given.request) {
             Ok(id) => self.begin(id, given),
             Err(refusal) => match self.next_to_try(&given, refusal) {
-                Some((next, refusals)) => self.give_to(next, Given { refusals, ..given }),
-                None => refusal.tell(&given.carrier),
+                Some((next, refusals)) => self.give_to(next, ActiveOpen { refusals, ..given }),
+                None => refusal.send_errno(&given.carrier),
             },
         }
     }
@@ -88,12 +88,12 @@ impl Runner {
             // Programs claim no carrier for it.
             is_fast_open: false,
             is_deferred: false,
-            patience: Patience::of(&preamble),
+            connect_timeouts: ConnectTimeouts::of(&preamble),
         };
         match self.connect(&request) {
             Ok(id) => self.begin_on_used(id, holder, used),
             Err(refusal) => {
-                refusal.tell(&used.carrier.socket);
+                refusal.send_errno(&used.carrier.socket);
                 carriers::retire(used, &mut self.channels);
             }
         }
@@ -131,8 +131,8 @@ impl Runner {
 
     fn options_for(&self, request: &Request) -> Options {
         Options {
-            user_timeout: request.patience.user_timeout,
-            syn_retries_max: request.patience.syn_retries_max,
+            user_timeout: request.connect_timeouts.user_timeout,
+            syn_retries_max: request.connect_timeouts.syn_retries_max,
             ..options(&self.connections.of(request.remote))
         }
     }
@@ -164,8 +164,8 @@ impl Runner {
     }
 
     /// Shows the program the ends of its connection, before the remote has answered.
-    fn begin(&mut self, id: ConnectionId, given: Given) {
-        let Given {
+    fn begin(&mut self, id: ConnectionId, given: ActiveOpen) {
+        let ActiveOpen {
             request, carrier, ..
         } = given;
         if request.carrier.ip() == Ipv4Addr::LOCALHOST {
@@ -202,7 +202,7 @@ impl Runner {
         }
         flow.carrier.note_readable();
         let (engine, streams) = (&mut self.engine, &mut self.streams);
-        let mut around = Around::new(now, engine, streams, &mut self.channels);
+        let mut around = StepContext::new(now, engine, streams, &mut self.channels);
         // The next look detects that the program is gone.
         let _ = flow.collect(&mut around);
     }
@@ -228,8 +228,8 @@ impl Runner {
             return;
         };
         let ends = (relay, program);
-        flow.beside = Beside::asked(self.channels.ask(id.index() as u32, ends, true));
-        if flow.beside != Beside::Nothing {
+        flow.beside = ChannelState::asked(self.channels.ask(id.index() as u32, ends, true));
+        if flow.beside != ChannelState::Nothing {
             flow.serving = Some(Serving::first(None, program.port(), Clock::now()));
         }
     }
@@ -292,7 +292,7 @@ impl Runner {
     }
 
     /// The next thread to try, if it may have ports or room left.
-    fn next_to_try(&self, given: &Given, refusal: Refusal) -> Option<(usize, usize)> {
+    fn next_to_try(&self, given: &ActiveOpen, refusal: Refusal) -> Option<(usize, usize)> {
         let share = self.engine.config().share;
         let refusals = given.refusals + 1;
         let may_try = refusal.is_of_thread() && refusals < share.count();
@@ -369,7 +369,7 @@ impl Refusal {
     }
 
     /// Tells the program.
-    fn tell(self, carrier: &TcpStream) {
+    fn send_errno(self, carrier: &TcpStream) {
         if let Refusal::Errno(errno) | Refusal::OfThread(errno) = self {
             let _ = sys::send_urgent(carrier, errno as u8);
         }
@@ -402,7 +402,7 @@ mod tests {
             is_seed: false,
             is_fast_open: false,
             is_deferred: false,
-            patience: Patience::default(),
+            connect_timeouts: ConnectTimeouts::default(),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::engine::report::{
 };
 use crate::engine::settings::{self, Settings};
 use crate::engine::tcp_config::{offload, routes};
-use crate::engine::{Command, ForAll, Listening, Manner};
+use crate::engine::{Command, ForAll, Listening, LivenessChange};
 use crate::proc;
 
 /// The most commands of the daemon in one turn, taken before everything else.
@@ -62,7 +62,7 @@ impl Runner {
             match command {
                 Command::Listen(wanted) => self.listen(&wanted),
                 Command::LookAtListeners => self.doubt_listeners(),
-                Command::SetLiveness(manner) => self.set_liveness(&manner),
+                Command::SetLiveness(change) => self.set_liveness(&change),
                 Command::Report(answer) => drop(answer.try_send(self.report())),
                 Command::Open(given) => self.open(given),
                 Command::Reconfigure(change) => self.reconfigure(&change),
@@ -80,20 +80,20 @@ impl Runner {
         self.listeners.add(engine, ours, wanted.order, connections);
         self.settle_shared_ports();
         if wanted.is_followed_by_all() {
-            self.channels.say_listening(wanted.order.holder.client);
+            self.channels.report_listening(wanted.order.holder.client);
         }
     }
 
     /// A program's liveness settings apply to its own connections only. If the connection is not
     /// here, another thread has it.
-    fn set_liveness(&mut self, manner: &Manner) {
-        let id = self.engine.connection_between(manner.local, manner.remote);
+    fn set_liveness(&mut self, change: &LivenessChange) {
+        let id = self.engine.connection_between(change.local, change.remote);
         let flow = id.and_then(|id| self.flows.get(id.index())?.as_ref());
-        let Some(flow) = flow.filter(|flow| flow.holder.family == manner.family) else {
+        let Some(flow) = flow.filter(|flow| flow.holder.family == change.family) else {
             return;
         };
         let (id, now) = (flow.id, self.now());
-        let (keepalive, user_timeout) = (manner.keepalive, manner.user_timeout);
+        let (keepalive, user_timeout) = (change.keepalive, change.user_timeout);
         // The call fails only for a connection that is over.
         let _ = self.engine.set_liveness(now, id, keepalive, user_timeout);
     }
@@ -227,7 +227,7 @@ impl Runner {
             addresses: self.own.iter().map(|(ip, _)| ip.to_string()).collect(),
             shared: self.shared_reports(),
             mtu: self.mtu,
-            link_manner: self.link.device.manner(),
+            link_mode: self.link.device.mode(),
             link_gone: self.link.is_gone(),
             connections: self.flows.iter().flatten().count(),
             channels: (self.flows.iter().flatten())

@@ -33,7 +33,7 @@ pub(super) struct Pruning {
 
 /// Which early bytes are discarded.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Which {
+enum PruneScope {
     /// Early bytes that fill a small part of their ring.
     Wasteful,
     All,
@@ -55,13 +55,20 @@ impl Runner {
             return;
         }
         for program in programs {
-            self.prune_until(program, Which::Wasteful, |rings| rings.is_ample(program));
-            self.prune_until(program, Which::All, |rings| !rings.is_scarce(program));
+            self.prune_until(program, PruneScope::Wasteful, |rings| {
+                rings.is_ample(program)
+            });
+            self.prune_until(program, PruneScope::All, |rings| !rings.is_scarce(program));
         }
         self.pruning.not_before = Some(Clock::now() + began.elapsed() * TIME_PARTS);
     }
 
-    fn prune_until(&mut self, program: Program, which: Which, is_enough: impl Fn(&Rings) -> bool) {
+    fn prune_until(
+        &mut self,
+        program: Program,
+        which: PruneScope,
+        is_enough: impl Fn(&Rings) -> bool,
+    ) {
         let count = self.flows.len();
         for _ in 0..count {
             if is_enough(self.streams.rings()) {
@@ -73,7 +80,7 @@ impl Runner {
         }
     }
 
-    fn prune_one(&mut self, slot: usize, program: Program, which: Which) {
+    fn prune_one(&mut self, slot: usize, program: Program, which: PruneScope) {
         let Some(flow) = self.flows[slot].as_ref() else {
             return;
         };
@@ -84,7 +91,7 @@ impl Runner {
         let early_bytes = self.engine.early_bytes(id);
         let ring_bytes = self.streams.receiving_bytes(id) as u64;
         let is_wasteful = early_bytes * FILLED_PART_MIN < ring_bytes;
-        if early_bytes == 0 || ring_bytes == 0 || which == Which::Wasteful && !is_wasteful {
+        if early_bytes == 0 || ring_bytes == 0 || which == PruneScope::Wasteful && !is_wasteful {
             return;
         }
         let Some(info) = self.engine.info(id) else {

@@ -24,7 +24,7 @@ pub(super) struct Shared {
     /// The time of the next check whether ports without a listener still have connections.
     look_due: Option<Clock>,
     /// The time of the next report that this thread is awake; `None` before the first report.
-    awake_due: Option<Clock>,
+    heartbeat_due: Option<Clock>,
     /// Programs may make outgoing connections.
     goes_out: bool,
     /// Destinations whose routes may have changed, the time of the next look at them, and the
@@ -41,7 +41,7 @@ impl Shared {
     /// Forgets everything about the table: there is a new one.
     pub(super) fn forget(&mut self) {
         self.ports.clear();
-        self.awake_due = None;
+        self.heartbeat_due = None;
     }
 
     /// The next time at which the thread has to look at its ports or routes, or to report that it
@@ -52,14 +52,18 @@ impl Shared {
             false => self.look_at_routes_after,
         };
         (self.look_due.into_iter())
-            .chain(self.awake_due)
+            .chain(self.heartbeat_due)
             .chain(routes)
             .chain(self.gone.values().copied().min())
             .min()
     }
 
     /// Adds our addresses that the kernel lost a moment ago. Returns whether one of them is back.
-    fn keep_lost(&mut self, own: &[(IpAddr, IpAddr)], addresses: &mut Vec<(IpAddr, u8)>) -> bool {
+    fn keep_recently_lost(
+        &mut self,
+        own: &[(IpAddr, IpAddr)],
+        addresses: &mut Vec<(IpAddr, u8)>,
+    ) -> bool {
         let now = Clock::now();
         let before = self.gone.len();
         let is_there = |ip: IpAddr| addresses.iter().any(|(there, _)| *there == ip);
@@ -93,7 +97,7 @@ impl Runner {
     /// Announces the engine's ports: ports with listeners of programs, and ports with connections.
     pub(super) fn settle_shared_ports(&mut self) {
         // This must happen before the first request for a connection can arrive.
-        self.say_awake();
+        self.send_heartbeat();
         let Some(table) = self.link.shares() else {
             return;
         };
@@ -125,16 +129,16 @@ impl Runner {
     }
 
     /// Reports at intervals that this thread answers requests for connections.
-    fn say_awake(&mut self) {
+    fn send_heartbeat(&mut self) {
         let Some(table) = self.link.shares() else {
             return;
         };
         let now = Clock::now();
-        if self.shared.awake_due.is_none_or(|due| due <= now) {
+        if self.shared.heartbeat_due.is_none_or(|due| due <= now) {
             let thread = self.engine.config().share.index();
             // If the report fails, the kernel answers them.
-            let _ = table.note_awake(thread);
-            self.shared.awake_due = Some(now + AWAKE_INTERVAL);
+            let _ = table.record_heartbeat(thread);
+            self.shared.heartbeat_due = Some(now + HEARTBEAT_INTERVAL);
             self.follow_rules();
         }
     }
@@ -204,7 +208,7 @@ impl Runner {
     }
 
     pub(super) fn look_at_shared_ports(&mut self) {
-        self.say_awake();
+        self.send_heartbeat();
         self.follow_routes();
         let now = Clock::now();
         if self.shared.gone.values().any(|until| *until <= now) {
@@ -226,7 +230,7 @@ impl Runner {
         // Without an answer nothing changes.
         if let Ok(mut resolved) = Link::resolve(&settings) {
             let addresses = &mut resolved.settings.addresses;
-            if self.shared.keep_lost(&self.own, addresses) {
+            if self.shared.keep_recently_lost(&self.own, addresses) {
                 // The restored address had no routes.
                 self.shared.note_routes(&ALL_DESTINATIONS);
             }
@@ -244,7 +248,7 @@ impl Runner {
             return;
         }
         for (destination, prefix_bits) in std::mem::take(&mut self.shared.changed_routes) {
-            self.engine.forget_ways(destination, prefix_bits);
+            self.engine.forget_next_hops(destination, prefix_bits);
         }
         self.put_off_routes(began);
     }
@@ -276,8 +280,8 @@ impl Runner {
 
     /// Asks the kernel for the routes that the engine needs. True if there were any: the engine may
     /// have frames to send now.
-    pub(super) fn find_ways(&mut self) -> bool {
-        let mut next = self.engine.poll_way();
+    pub(super) fn find_next_hops(&mut self) -> bool {
+        let mut next = self.engine.poll_next_hop();
         if next.is_none() {
             return false;
         }
@@ -285,14 +289,14 @@ impl Runner {
         let mut asked = 0;
         while let Some((local, remote)) = next {
             let hop = self.link.hop_to(local, remote);
-            self.engine.set_way(now, local, remote, hop);
+            self.engine.set_next_hop(now, local, remote, hop);
             asked += 1;
-            if asked == WAYS_PER_TURN {
+            if asked == NEXT_HOPS_PER_TURN {
                 // There may be more.
                 self.inbox.ring();
                 break;
             }
-            next = self.engine.poll_way();
+            next = self.engine.poll_next_hop();
         }
         self.put_off_routes(began);
         true
@@ -337,8 +341,8 @@ impl Runner {
 }
 
 /// The interval of the reports that a thread is awake. A report may be late by another interval.
-const AWAKE_INTERVAL: Duration = Duration::from_secs(1);
-const _: () = assert!(2 * AWAKE_INTERVAL.as_secs() < SILENCE_MAX.as_secs());
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+const _: () = assert!(2 * HEARTBEAT_INTERVAL.as_secs() < SILENCE_MAX.as_secs());
 /// The interval of checks of ports without a listener, and of remotes without a free port.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// The most remembered remotes without a free port. For further remotes each connection searches
@@ -355,7 +359,7 @@ const ALL_DESTINATIONS: [(IpAddr, u8); 2] = [
 /// The time in which a reconfigured interface, or a link that was down, gets its addresses back.
 const GONE_TIME: Duration = Duration::from_secs(10);
 /// The most routes in one turn. Each takes two or four system calls.
-const WAYS_PER_TURN: usize = 64;
+const NEXT_HOPS_PER_TURN: usize = 64;
 /// The most neighbours in one turn. Each takes some system calls.
 const QUESTIONS_PER_TURN: usize = 16;
 
@@ -370,7 +374,7 @@ mod tests {
         let mut shared = Shared::default();
         let follow = |shared: &mut Shared, kernels: &[IpAddr]| {
             let mut addresses = kernels.iter().map(|ip| (*ip, 24)).collect();
-            let is_back = shared.keep_lost(&own, &mut addresses);
+            let is_back = shared.keep_recently_lost(&own, &mut addresses);
             (addresses, is_back)
         };
         let all = vec![(stays, 24), (goes, 32)];

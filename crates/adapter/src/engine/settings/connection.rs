@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use toehold_channel::offload::{Rule, RuleAction};
 use toehold_tcp::{CongestionControl, Duration, EcnMode};
 
-use super::rule::{rule, spell};
+use super::rule::{rule, to_sixteen_bytes};
 use super::value::{congestion, name_of, number, switch};
 use super::words;
 use crate::engine::report::NewConnections;
@@ -153,7 +153,7 @@ impl ByDestination {
 
     /// How a connection to this destination behaves.
     pub fn of(&self, destination: SocketAddr) -> ConnectionSettings {
-        let (ip, port) = (spell(destination.ip()), destination.port());
+        let (ip, port) = (to_sixteen_bytes(destination.ip()), destination.port());
         let matching = self.lines.iter().rev();
         let matching = matching.filter(|line| line.destination.matches(ip, port));
         matching.fold(self.usual, |others, line| line.named.over(others))

@@ -45,7 +45,7 @@ impl CopyEngine {
     pub(in crate::engine) fn missing(self) -> Option<String> {
         let why = self
             .is_on()
-            .then(|| toehold_copy::why_missing(self.name()))??;
+            .then(|| toehold_copy::reason_missing(self.name()))??;
         Some(format!("no copy engine `{}`: {why}", self.name()))
     }
 }

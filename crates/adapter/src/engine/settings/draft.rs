@@ -10,7 +10,7 @@ use std::time::Duration;
 use toehold_channel::offload::{OWN_MAX, RULES_MAX, Rule, RuleAction};
 
 use super::connection::{DestinationLine, Named};
-use super::rule::{own_address, rule, rule_of, spell};
+use super::rule::{own_address, rule, rule_of, to_sixteen_bytes};
 use super::value::{address, number, switch};
 use super::{
     ByDestination, Checksum, CopyEngine, Device, DeviceKind, Settings, SettingsError, Share, share,
@@ -257,7 +257,7 @@ impl Draft {
         let is_on_link = |gateway: &IpAddr| {
             let prefix = |&(ip, bits): &(IpAddr, u8)| rule_of(ip, bits, 0, RuleAction::Host);
             let mut prefixes = self.addresses.iter().map(prefix);
-            prefixes.any(|prefix| prefix.matches(spell(*gateway), 0))
+            prefixes.any(|prefix| prefix.matches(to_sixteen_bytes(*gateway), 0))
         };
         match self.gateways.iter().all(is_on_link) {
             true => Ok(()),
@@ -425,7 +425,7 @@ pub(super) mod tests {
         assert_eq!(settings.rules.len(), 2);
         assert_eq!(settings.rules[0].port, 80);
         let action = |ip: &str, port| {
-            let ip = spell(ip.parse().expect("address"));
+            let ip = to_sixteen_bytes(ip.parse().expect("address"));
             let rules = settings.all_rules();
             rules
                 .iter()

@@ -103,7 +103,7 @@ pub(super) fn rule(value: &str, action: RuleAction) -> Result<Rule, String> {
 pub(crate) fn rule_of(ip: IpAddr, bits: u8, port: u16, action: RuleAction) -> Rule {
     let bits = u32::from(bits);
     Rule {
-        prefix: spell(ip),
+        prefix: to_sixteen_bytes(ip),
         prefix_bits: if ip.is_ipv4() {
             96 + bits.min(32)
         } else {
@@ -115,7 +115,7 @@ pub(crate) fn rule_of(ip: IpAddr, bits: u8, port: u16, action: RuleAction) -> Ru
 }
 
 /// An address as the library and the adapter spell it.
-pub(crate) fn spell(ip: IpAddr) -> [u8; 16] {
+pub(crate) fn to_sixteen_bytes(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => mapped(v4.octets()),
         IpAddr::V6(v6) => v6.octets(),

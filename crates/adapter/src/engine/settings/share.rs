@@ -90,7 +90,7 @@ pub(super) fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
 mod tests {
     use super::*;
     use crate::engine::settings::draft::tests::draft;
-    use crate::engine::settings::{Draft, RuleAction, spell};
+    use crate::engine::settings::{Draft, RuleAction, to_sixteen_bytes};
 
     #[test]
     fn connections_go_out_where_the_settings_name_ports_for_them() {
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(settings.outgoing, Some(61_000..=65_535));
         let rules = settings.all_rules();
         let action = |ip: &str| {
-            let ip = spell(ip.parse().expect("address"));
+            let ip = to_sixteen_bytes(ip.parse().expect("address"));
             let rule = rules.iter().find(|rule| rule.matches(ip, 1));
             rule.map(|rule| rule.action)
         };

@@ -305,15 +305,15 @@ pub(super) fn list() -> String {
 
 /// Those that can be changed while the adapter runs, for a sentence.
 pub(super) fn changeable() -> String {
-    those(|one| one.changes)
+    listed_words(|one| one.changes)
 }
 
 /// Settings of connections, for a sentence.
 pub(super) fn of_connections() -> String {
-    those(|one| one.is_of_connections)
+    listed_words(|one| one.is_of_connections)
 }
 
-fn those(are_meant: impl Fn(&&Word) -> bool) -> String {
+fn listed_words(are_meant: impl Fn(&&Word) -> bool) -> String {
     let words = WORDS.iter().filter(are_meant);
     words.map(|one| one.word).collect::<Vec<_>>().join(", ")
 }

@@ -38,7 +38,7 @@ fn bench() -> Option<Bench> {
         set(LISTENS, PortUse::Listening);
         set(HAS_CONNECTIONS, PortUse::Connected);
     }
-    table.note_awake(0).expect("noted");
+    table.record_heartbeat(0).expect("noted");
     let sockets = Map::new(MapKind::Xsk, 4, 4, 4).expect("a map of sockets");
     let drops = Map::new(MapKind::PerCpuArray, 4, 8, 1).expect("a map of counters");
     let load = |hook, way| {
@@ -260,11 +260,11 @@ fn requests_are_the_kernels_while_a_thread_is_silent() {
     assert_eq!(requests(), [(true, true); 2]);
     std::thread::sleep(super::super::SILENCE_MAX);
     // One awake thread does not stand in for another thread.
-    bench._table.note_awake(1).expect("noted");
+    bench._table.record_heartbeat(1).expect("noted");
     assert_eq!(requests(), [(false, false); 2]);
     for one in [v4, v6] {
         assert_eq!(bench.taken(&one(LISTENS, ACK)), (true, true));
     }
-    bench._table.note_awake(0).expect("noted");
+    bench._table.record_heartbeat(0).expect("noted");
     assert_eq!(requests(), [(true, true); 2]);
 }

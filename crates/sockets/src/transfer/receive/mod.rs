@@ -7,7 +7,7 @@ use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
 use libc::iovec;
-use toehold_channel::layout::{RING_BYTES, SIDE_SEEN};
+use toehold_channel::layout::{RING_BYTES, SIDE_ACQUIRE};
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, FLAG_SHUT_RX, Mode, Reason};
 use toehold_stream::end::End;
 use toehold_stream::next::{Carrier, Next};
@@ -18,7 +18,7 @@ use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
 use crate::connection::{pending_errors, resets, settings, unix};
 use crate::direction::{self, doorbells, switching, takeover};
 use crate::express::{returning, turns};
-use crate::offload::liveness::say_what_is_set;
+use crate::offload::liveness::send_liveness_settings;
 use crate::offload::{awaiting, endings};
 use crate::pairing::{self, leaving};
 use crate::system::{errno, sys};
@@ -144,7 +144,7 @@ fn begin_host_receive(
     if local.attachment.has_region() {
         return Ok(false);
     }
-    say_what_is_set();
+    send_liveness_settings();
     if offers::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
         errno::keep(|| pairing::consider(connection));
     }
@@ -410,7 +410,7 @@ impl Call {
         if waited.is_err() || is_known {
             return is_enough;
         }
-        self.has_seen_closed = end.theirs().wake.closed.load(SIDE_SEEN) != 0;
+        self.has_seen_closed = end.theirs().wake.closed.load(SIDE_ACQUIRE) != 0;
         LOOKS_AGAIN
     }
 
@@ -461,7 +461,7 @@ impl Call {
     #[cold]
     fn failed(&self, connection: &Connection, end: &End<'_>, error: i32) -> Result<usize, i32> {
         match error {
-            errno::GOES_BACK => Err(match returning::go(connection) {
+            errno::GOES_BACK => Err(match returning::return_to_kernel(connection) {
                 true => errno::LEFT_CHANNEL,
                 false => libc::ECONNRESET,
             }),
@@ -773,7 +773,7 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
 
 #[cfg(test)]
 mod tests {
-    use toehold_channel::layout::{CLOSED_ALL, Control as Words, SIDE_TOLD};
+    use toehold_channel::layout::{CLOSED_ALL, Control as Words, SIDE_RELEASE};
     use toehold_channel::table::{Entry, FLAG_UNIX};
 
     use super::*;
@@ -792,7 +792,7 @@ mod tests {
         };
         let words: &Words = Box::leak(Box::default());
         let end = End::new(entry, words, core::ptr::null_mut(), 0);
-        end.theirs().wake.closed.store(CLOSED_ALL, SIDE_TOLD);
+        end.theirs().wake.closed.store(CLOSED_ALL, SIDE_RELEASE);
         (connection, end)
     }
 

@@ -24,7 +24,7 @@ use crate::waiting::{arming, seen_waits, sleepers};
 /// needs no doorbell.
 const EMPTY_CALLS_POLLING: u32 = 8;
 /// The most doorbells that a sleeper peeks at and takes off at once.
-const BELLS_PEEKED: usize = 64;
+const DOORBELLS_PEEKED_MAX: usize = 64;
 /// The result of a sleep after which a turn must be looked at.
 const LOOKS_AGAIN: isize = -2;
 /// Time between two looks of a sleeper that is not certainly woken by a byte.
@@ -112,7 +112,7 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
     if rung || is_unseen {
         // A doorbell that was asked for earlier may be on the carrier, although this program has
         // already read its bytes. It would keep the program from sleeping, so it is taken off.
-        doorbells::tidy(connection, &end);
+        doorbells::try_drain(connection, &end);
     }
     if is_unseen && turns::is_over(connection, &end) {
         return true;
@@ -329,7 +329,7 @@ fn sleep(connection: &Connection, left_ns: u64, handlers: Handlers) -> isize {
             None => LOOKS_AGAIN,
         };
     }
-    let mut bells = [0u8; BELLS_PEEKED];
+    let mut bells = [0u8; DOORBELLS_PEEKED_MAX];
     // SAFETY: `bells` is writable for its length. A `recv` of libc, so that time-outs, signals and
     // cancellation work as usual. A stale doorbell makes it return at once, and is then taken off
     // like any other.
@@ -355,7 +355,7 @@ fn sleep_until_look(
     let words = &connection.local.express;
     let is_accepted = connection.entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED != 0;
     // A socket that became a carrier, or was replaced by one, had no options.
-    let has_none = words.is_carrier() && !words.has_odd_option() && !is_accepted;
+    let has_none = words.is_carrier() && !words.has_lasting_option() && !is_accepted;
     let limit_ns = match has_none {
         true => limit_ns,
         false => match sleep::timeout_ns(connection.number(), libc::SO_RCVTIMEO) {

@@ -22,7 +22,7 @@ use crate::direction::{self, Credit};
 use crate::direction::{doorbells, notifier, overflow, switching, takeover};
 use crate::epoll::news;
 use crate::express::{returning, turns, unseen_waits};
-use crate::offload::liveness::say_what_is_set;
+use crate::offload::liveness::send_liveness_settings;
 use crate::offload::{awaiting, endings};
 use crate::pairing::{self, leaving};
 use crate::system::{errno, sys};
@@ -176,7 +176,7 @@ pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
     if local.attachment.has_region() {
         return None;
     }
-    say_what_is_set();
+    send_liveness_settings();
     if offers::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
         errno::keep(|| pairing::consider(connection));
     }
@@ -341,7 +341,7 @@ impl Call<'_> {
                 pending_errors::keep_for_next_call(self.connection, error);
                 Ok(self.done)
             }
-            errno::GOES_BACK => go_back(self.connection),
+            errno::GOES_BACK => return_to_kernel(self.connection),
             error => Err(error),
         }
     }
@@ -352,7 +352,7 @@ impl Call<'_> {
         if turns::is_unaccepted(connection, end) && overflow::is_due(connection, end) {
             // These are more bytes than may wait for `accept` in the ring. The kernel has more
             // room.
-            if go_back(connection) == Err(errno::LEFT_CHANNEL) {
+            if return_to_kernel(connection) == Err(errno::LEFT_CHANNEL) {
                 return self.ends_with(errno::LEFT_CHANNEL);
             }
         }
@@ -377,7 +377,7 @@ impl Call<'_> {
     /// The kernel's buffer is full: waits for room, if the call may.
     fn wait_for_kernel(&mut self, end: &End<'_>) -> Went {
         let connection = self.connection;
-        doorbells::tidy(connection, end);
+        doorbells::try_drain(connection, end);
         if !self.waits {
             news::writing_blocked(connection);
             news::watch_kernel_writable(connection);
@@ -397,8 +397,8 @@ impl Call<'_> {
 
 /// Brings a connection that will not be accepted back to the kernel. No lock is held.
 #[cold]
-fn go_back(connection: &Connection) -> Result<usize, i32> {
-    Err(match returning::go(connection) {
+fn return_to_kernel(connection: &Connection) -> Result<usize, i32> {
+    Err(match returning::return_to_kernel(connection) {
         true => errno::LEFT_CHANNEL,
         false => libc::ECONNRESET,
     })
@@ -469,7 +469,7 @@ unsafe fn step(
     if sent == 0 && want > 0 {
         return Ok(Step::NoCredit);
     }
-    if sent < want && want <= WHOLE_BYTES && direction::give_way(connection, end) {
+    if sent < want && want <= WHOLE_BYTES && direction::overflow_to_carrier(connection, end) {
         let rest = (parts, NO_CONTROL);
         // SAFETY: the caller's promise.
         match unsafe { to_carrier(connection, end, rest, skip + sent, want - sent, flags) } {
@@ -488,7 +488,7 @@ unsafe fn step(
 /// holds the send lock.
 #[inline]
 pub(crate) fn begin_step(connection: &Connection, end: &End<'_>, done: usize) -> Result<(), i32> {
-    switching::attend_in_use(connection, end)?;
+    switching::follow_requests_in_use(connection, end)?;
     if !pending_errors::is_there(connection) {
         return Ok(());
     }
@@ -520,7 +520,7 @@ unsafe fn to_carrier(
     want: usize,
     flags: i32,
 ) -> Result<Step, i32> {
-    doorbells::tidy(connection, end);
+    doorbells::try_drain(connection, end);
     let (mut window, count) = buffers::window(parts, skip, want);
     // SAFETY: zeroes are a valid `msghdr`.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };

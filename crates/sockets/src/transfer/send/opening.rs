@@ -4,10 +4,10 @@
 use core::sync::atomic::Ordering;
 
 use libc::{iovec, msghdr};
-use toehold_channel::table::{FLAG_DEFERRED, FLAG_UNTOLD};
+use toehold_channel::table::{FLAG_DEFERRED, FLAG_RESULT_UNREPORTED};
 
 use super::transmit_more;
-use crate::connection::orderings::OFFLOAD_SEEN;
+use crate::connection::orderings::OFFLOAD_ACQUIRE;
 use crate::connection::{Connection, pending_errors};
 use crate::offload::awaiting;
 use crate::system::real::Door;
@@ -27,7 +27,7 @@ pub(super) unsafe fn send_first(
     connection: &Connection,
     (parts, flags): Message<'_>,
 ) -> Option<isize> {
-    if connection.entry.flags.load(OFFLOAD_SEEN) & FLAG_DEFERRED == 0 {
+    if connection.entry.flags.load(OFFLOAD_ACQUIRE) & FLAG_DEFERRED == 0 {
         return None;
     }
     let taken = match buffers::total(parts) {
@@ -45,7 +45,7 @@ pub(super) unsafe fn send_first(
     if !waits {
         // The next `connect` returns success once, as on Linux.
         let state = &connection.entry.flags;
-        state.fetch_or(FLAG_UNTOLD, Ordering::Relaxed);
+        state.fetch_or(FLAG_RESULT_UNREPORTED, Ordering::Relaxed);
         return Some(taken as isize);
     }
     Some(match awaiting::before_transfer(connection, flags) {

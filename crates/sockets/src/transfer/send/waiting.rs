@@ -27,9 +27,10 @@ pub(super) fn wait_for_credit(
     if let Looked::Found = looked {
         return Ok(());
     }
-    if takeover::lock_sending(connection).is_some_and(|_held| direction::give_way(connection, end))
+    if takeover::lock_sending(connection)
+        .is_some_and(|_held| direction::overflow_to_carrier(connection, end))
     {
-        doorbells::tidy(connection, end);
+        doorbells::try_drain(connection, end);
         return Ok(());
     }
     let since = sys::now_ns();
@@ -49,7 +50,7 @@ pub(super) fn wait_for_credit(
     }
     disarm_and_want_nothing(connection, end);
     if !sleeps {
-        doorbells::tidy(connection, end);
+        doorbells::try_drain(connection, end);
         return Ok(());
     }
     local.spin.slept(sys::now_ns() - since);

@@ -146,7 +146,7 @@ fn connection_with_more_in_flight_than_rings_hold_leaves_its_channel() {
 #[test]
 fn connection_that_outgrows_its_channel_before_it_is_there_gives_it_back() {
     let mut bench = Bench::with_long_path();
-    bench.flow.beside = Beside::Asked { entry: 0 };
+    bench.flow.beside = ChannelState::Asked { entry: 0 };
     let mut sent = 0;
     while !bench.flow.outgrows_channel {
         assert!(sent < 256 << 20, "more than any window");
@@ -171,7 +171,7 @@ fn connection_that_outgrows_its_channel_before_it_is_there_gives_it_back() {
     program.leave();
     assert_eq!(bench.turn(), Next::Wait);
     assert!(bench.streams.endpoint(bench.flow.id).is_none());
-    assert_eq!(bench.flow.beside, Beside::Nothing);
+    assert_eq!(bench.flow.beside, ChannelState::Nothing);
     bench.stream(LONG_PATH, sent + 100);
 }
 

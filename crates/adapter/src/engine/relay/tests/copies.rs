@@ -1,6 +1,6 @@
 //! Payload that a copy engine copies to the ring, early and late.
 
-use toehold_copy::{Channel, Faulty, Mischief};
+use toehold_copy::{Channel, Faulty, InjectedFaults};
 
 use super::*;
 
@@ -9,16 +9,16 @@ const LONG: usize = 400_000;
 
 /// A copy engine that copies everything, but late, out of order, and not reliably.
 fn mischievous(seed: u64) -> Channel {
-    let mischief = Mischief {
+    let faults = InjectedFaults {
         seed,
         delay_polls_max: 9,
         reorder: true,
         partial_in_256: 16,
         full_in_256: 16,
         unable_in_256: 16,
-        ..Mischief::default()
+        ..InjectedFaults::default()
     };
-    Channel::new(Faulty::new(mischief), 64)
+    Channel::new(Faulty::new(faults), 64)
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::engine::carriers::Serving;
 use crate::engine::channels::ChannelKey;
 use crate::engine::listeners::Target;
 
-const CHANNEL: Beside = Beside::Channel(ChannelKey {
+const CHANNEL: ChannelState = ChannelState::Channel(ChannelKey {
     entry: 0,
     place: (0, 0),
 });

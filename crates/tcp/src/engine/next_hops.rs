@@ -3,7 +3,7 @@
 //! ```text
 //!            first segment          the host's answer        routes change
 //!   unknown --------------> Asked ----------------> Known ----------------> unknown
-//!                             |  no way: those that wait are told, and nothing is remembered
+//!                             |  no route: waiting connections are told, nothing is remembered
 //!                             +-------------------------------------------> unknown
 //! ```
 //!
@@ -17,7 +17,7 @@ use crate::wire::ip::Address;
 
 /// The most next hops remembered or asked for. Connections keep theirs in their headers, so a
 /// forgotten one is asked for again only when headers are written.
-const WAYS_MAX: usize = 4_096;
+const NEXT_HOPS_MAX: usize = 4_096;
 
 /// Our address and the remote's.
 type Ends = (Address, Address);
@@ -36,7 +36,7 @@ pub(crate) enum NextHop {
     /// The host must be asked.
     Unknown,
     /// There is no route.
-    Nowhere,
+    NoRoute,
 }
 
 /// Whether a segment whose next hop is unknown waits for it.
@@ -49,20 +49,20 @@ pub(crate) enum Asked {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Ways {
+pub(crate) struct NextHops {
     entries: BTreeMap<Ends, Entry>,
     /// Invariant: each is `Asked` in `entries`.
     questions: VecDeque<Ends>,
 }
 
-impl Ways {
+impl NextHops {
     /// Asks the host for a connection's next hop.
     pub(crate) fn ask(&mut self, key: &FlowKey, slot: u32) -> Asked {
         let ends = (key.local, key.remote);
-        if self.entries.len() >= WAYS_MAX && !self.entries.contains_key(&ends) {
+        if self.entries.len() >= NEXT_HOPS_MAX && !self.entries.contains_key(&ends) {
             self.entries
                 .retain(|_, entry| matches!(entry, Entry::Asked(_)));
-            if self.entries.len() >= WAYS_MAX {
+            if self.entries.len() >= NEXT_HOPS_MAX {
                 return Asked::Full;
             }
         }
@@ -130,38 +130,38 @@ mod tests {
     }
 
     #[test]
-    fn each_way_is_asked_for_once_and_wakes_all_that_wait() {
-        let (mut ways, key) = (Ways::default(), key(7));
+    fn each_next_hop_is_asked_for_once_and_wakes_all_that_wait() {
+        let (mut next_hops, key) = (NextHops::default(), key(7));
         for slot in [3, 1, 3] {
-            assert_eq!(ways.ask(&key, slot), Asked::Waits);
+            assert_eq!(next_hops.ask(&key, slot), Asked::Waits);
         }
-        assert_eq!(ways.poll(), Some((key.local, key.remote)));
-        assert_eq!(ways.poll(), None);
+        assert_eq!(next_hops.poll(), Some((key.local, key.remote)));
+        assert_eq!(next_hops.poll(), None);
         let hop = Address::v4(9);
-        let woken = ways.set(key.local, key.remote, Some(hop));
+        let woken = next_hops.set(key.local, key.remote, Some(hop));
         assert_eq!(woken, BTreeSet::from([1, 3]));
-        assert_eq!(ways.next_hop(&key), NextHop::At(hop));
-        ways.forget(|remote| remote != key.remote);
-        assert_eq!(ways.next_hop(&key), NextHop::At(hop));
-        ways.forget(|remote| remote == key.remote);
-        assert_eq!(ways.next_hop(&key), NextHop::Unknown);
+        assert_eq!(next_hops.next_hop(&key), NextHop::At(hop));
+        next_hops.forget(|remote| remote != key.remote);
+        assert_eq!(next_hops.next_hop(&key), NextHop::At(hop));
+        next_hops.forget(|remote| remote == key.remote);
+        assert_eq!(next_hops.next_hop(&key), NextHop::Unknown);
         // An answer without a question is not kept.
-        ways.set(key.local, key.remote, Some(hop));
-        assert_eq!(ways.next_hop(&key), NextHop::Unknown);
+        next_hops.set(key.local, key.remote, Some(hop));
+        assert_eq!(next_hops.next_hop(&key), NextHop::Unknown);
     }
 
     #[test]
-    fn known_ways_give_way_to_questions_and_questions_to_nothing() {
-        let mut ways = Ways::default();
-        for remote in 0..WAYS_MAX as u32 {
-            assert_eq!(ways.ask(&key(remote), 0), Asked::Waits);
+    fn a_full_table_drops_known_next_hops_but_no_questions() {
+        let mut next_hops = NextHops::default();
+        for remote in 0..NEXT_HOPS_MAX as u32 {
+            assert_eq!(next_hops.ask(&key(remote), 0), Asked::Waits);
         }
-        let one_more = key(WAYS_MAX as u32);
-        assert_eq!(ways.ask(&one_more, 0), Asked::Full);
+        let one_more = key(NEXT_HOPS_MAX as u32);
+        assert_eq!(next_hops.ask(&one_more, 0), Asked::Full);
         let first = key(0);
-        ways.set(first.local, first.remote, Some(Address::v4(9)));
-        assert_eq!(ways.ask(&one_more, 0), Asked::Waits);
-        assert_eq!(ways.next_hop(&first), NextHop::Unknown);
-        assert_eq!(ways.entries.len(), WAYS_MAX);
+        next_hops.set(first.local, first.remote, Some(Address::v4(9)));
+        assert_eq!(next_hops.ask(&one_more, 0), Asked::Waits);
+        assert_eq!(next_hops.next_hop(&first), NextHop::Unknown);
+        assert_eq!(next_hops.entries.len(), NEXT_HOPS_MAX);
     }
 }

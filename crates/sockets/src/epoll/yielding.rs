@@ -48,7 +48,7 @@ impl Epoll {
     /// Called when this thread does not sleep, at `now`. If it has been busy for long, it yields to
     /// a peer that waits for its processor.
     #[inline]
-    pub(super) fn give_way_to_peers(&self, now: u64) {
+    pub(super) fn yield_to_peers(&self, now: u64) {
         let has_several = self.pair_count.load(Ordering::Relaxed) > 1;
         let busy_ns = now.saturating_sub(self.runs_since_ns.load(Ordering::Relaxed));
         if has_several && busy_ns >= BUSY_NS && self.has_peer_behind() {

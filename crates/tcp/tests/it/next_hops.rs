@@ -23,7 +23,7 @@ struct Pair {
 impl Pair {
     fn new() -> Pair {
         let near = Config {
-            asks_ways: true,
+            asks_next_hops: true,
             ..Config::new(ethernet(1), 1_500, on_link(NEAR))
         };
         let mut far = Config::new(ethernet(2), 1_500, on_link(FAR));
@@ -71,16 +71,20 @@ impl Pair {
     }
 
     fn answer(&mut self, hop: Option<&str>) {
-        assert_eq!(self.near.poll_way(), Some((ip(NEAR), ip(FAR))));
-        assert_eq!(self.near.poll_way(), None, "each is asked for once");
-        self.near.set_way(NOW, ip(NEAR), ip(FAR), hop.map(ip));
+        assert_eq!(self.near.poll_next_hop(), Some((ip(NEAR), ip(FAR))));
+        assert_eq!(self.near.poll_next_hop(), None, "each is asked for once");
+        self.near.set_next_hop(NOW, ip(NEAR), ip(FAR), hop.map(ip));
     }
 
     /// The far end opens a connection, and the near end uses the next hop that the host names.
     fn accept(&mut self, hop: &str) {
         let opened = self.far.connect(NOW, None, end(NEAR), Options::default());
         let id = opened.expect("there is a route");
-        assert_eq!(self.pass(), 0, "nothing is sent before the way is known");
+        assert_eq!(
+            self.pass(),
+            0,
+            "nothing is sent before the next hop is known"
+        );
         self.answer(Some(hop));
         self.pass();
         let info = self.far.info(id).expect("it is there");
@@ -113,7 +117,7 @@ fn remotes_are_answered_on_the_link_and_by_a_router_of_either_family() {
 }
 
 #[test]
-fn a_remote_without_a_way_gets_no_answer_and_leaves_nothing() {
+fn a_remote_without_a_route_gets_no_answer_and_leaves_nothing() {
     let mut pair = Pair::new();
     let opened = pair.far.connect(NOW, None, end(NEAR), Options::default());
     opened.expect("there is a route");
@@ -124,10 +128,10 @@ fn a_remote_without_a_way_gets_no_answer_and_leaves_nothing() {
 }
 
 #[test]
-fn a_connection_without_a_way_is_not_opened() {
+fn a_connection_without_a_route_is_not_opened() {
     let mut pair = Pair::new();
     let opened = pair.near.connect(NOW, None, end(FAR), Options::default());
-    let id = opened.expect("there may be a way");
+    let id = opened.expect("the host answers later");
     pair.pass();
     pair.answer(None);
     let closed = Event::Closed {
@@ -138,18 +142,18 @@ fn a_connection_without_a_way_is_not_opened() {
 }
 
 #[test]
-fn ways_are_asked_for_again_when_routes_change() {
+fn next_hops_are_asked_for_again_when_routes_change() {
     let mut pair = Pair::new();
     pair.near.set_neighbour(ip(ROUTER[0]), mac_of(2));
     let opened = pair.near.connect(NOW, None, end(FAR), Options::default());
-    let id = opened.expect("there may be a way");
+    let id = opened.expect("the host answers later");
     assert_eq!(pair.pass(), 0);
     pair.answer(Some(ROUTER[0]));
     assert!(pair.pass() > 0);
-    pair.near.forget_ways(ip("198.51.100.0"), 24);
+    pair.near.forget_next_hops(ip("198.51.100.0"), 24);
     pair.near.publish(id, 10).expect("it is open");
     assert!(pair.pass() > 0, "that is another network");
-    pair.near.forget_ways(ip("192.0.2.0"), 24);
+    pair.near.forget_next_hops(ip("192.0.2.0"), 24);
     pair.near.publish(id, 20).expect("it is open");
     assert_eq!(pair.pass(), 0);
     // An open connection survives a time without a route.
