@@ -1,4 +1,4 @@
-//! How the library is linked: alone. No start files, no libraries, and no symbol left open, so that
+//! The library is linked alone. No start files, no libraries, and no symbol left open, so that
 //! it loads beside any C library, or none.
 
 fn main() {

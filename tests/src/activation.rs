@@ -68,7 +68,7 @@ impl Activation {
         }
     }
 
-    /// How many adapters it has started.
+    /// The number of adapters that it has started.
     pub fn started(&self) -> u32 {
         self.shared.started.load(Ordering::Relaxed)
     }

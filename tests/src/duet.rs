@@ -35,7 +35,7 @@ pub const MEET_V6: &str = "E2E_MEET_V6";
 /// Set for roles that meet on a Unix socket.
 pub const UNIX: &str = "E2E_UNIX";
 
-/// How each side of a connection is started.
+/// The start of each side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sides {
     /// The listening program's path.
@@ -267,7 +267,7 @@ fn is_direct(ends: &[&Connection]) -> bool {
 /// A role that is silent for longer hangs, however busy the host is.
 const SILENCE_MAX: Duration = Duration::from_secs(40);
 
-/// How long a client that has been told no waits before it sends more and asks again.
+/// The time that a client that has been told no waits before it sends more and asks again.
 const UNTIL_ASKED_AGAIN: Duration = Duration::from_millis(5);
 
 /// Evidence about roles of which one does not end: both ends of all their connections, by the
@@ -348,7 +348,7 @@ pub struct Difference {
     pub case: &'static str,
     /// A part of the line that differs.
     pub line: &'static str,
-    /// Why it may.
+    /// The reason why it may.
     pub reason: &'static str,
 }
 

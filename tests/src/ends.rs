@@ -49,7 +49,7 @@ impl Ends {
         }
     }
 
-    /// How often each that lives now has rung.
+    /// The number of times that each that lives now has rung.
     pub fn doorbells(&self) -> Vec<u32> {
         self.live()
             .map(|end| end.doorbells.load(Ordering::Relaxed))

@@ -99,7 +99,7 @@ pub fn seed() -> u64 {
     number("TOEHOLD_SEED").unwrap_or(0)
 }
 
-/// How many rounds a repeated test runs: `usual`, or the number in `TOEHOLD_SOAK`.
+/// The number of rounds that a repeated test runs: `usual`, or the number in `TOEHOLD_SOAK`.
 pub fn rounds(usual: u64) -> u64 {
     number("TOEHOLD_SOAK").unwrap_or(usual)
 }

@@ -208,7 +208,7 @@ impl Network {
     }
 }
 
-/// How many threads an engine's settings ask for.
+/// The number of threads that an engine's settings ask for.
 fn threads_in(settings: &str) -> Option<String> {
     let mut lines = settings.lines();
     let value = lines.find_map(|line| line.strip_prefix("threads "))?;

@@ -102,7 +102,8 @@ impl Waiting {
         &self.line
     }
 
-    /// How often each system call went through the library; `None` when the library is not there.
+    /// The number of times that each system call went through the library; `None` when the library
+    /// is not there.
     ///
     /// # Panics
     /// When it has ended.

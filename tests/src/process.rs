@@ -210,9 +210,9 @@ pub struct Cost {
     pub proportional: u64,
     /// KiB of page tables.
     pub page_tables: u64,
-    /// How many.
+    /// The number.
     pub mappings: u64,
-    /// How many are open.
+    /// The number that are open.
     pub descriptors: u64,
 }
 

@@ -19,7 +19,7 @@ use crate::process::{
 /// The option of an adapter that serves all users.
 const SYSTEM: &str = "--system";
 
-/// How a program under test is started.
+/// The way in which a program under test is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
     /// As it is, on the kernel: the oracle.
@@ -46,7 +46,7 @@ pub struct Toehold {
     starter: Vec<String>,
     /// The adapter's arguments besides its runtime directory.
     adapter_arguments: Vec<String>,
-    /// How programs wait, if they are told: `--wait` of `toehold run`.
+    /// The wait mode of programs, if they are told: `--wait` of `toehold run`.
     wait: Option<&'static str>,
 }
 

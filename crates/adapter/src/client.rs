@@ -29,7 +29,7 @@ pub struct AdapterInfo {
     pub layout_version: u32,
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Debug)]
 pub enum ClientError {
     /// The runtime directory was refused.
@@ -137,9 +137,9 @@ impl fmt::Display for ClientError {
 
 impl std::error::Error for ClientError {}
 
-/// How long to wait for an adapter.
+/// The time to wait for an adapter.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long to wait for the status of an adapter that has answered: that of 100,000 connections on
+/// The time to wait for the status of an adapter that has answered: that of 100,000 connections on
 /// a busy host takes seconds.
 pub const STATUS_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest status that is accepted from an adapter: every entry of many tables.

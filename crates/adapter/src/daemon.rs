@@ -64,7 +64,7 @@ use tick::Tick;
 
 pub use poller::Stopper;
 
-/// How the adapter is to run.
+/// The options of the adapter.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The directory in which clients find it.
@@ -186,14 +186,14 @@ impl Options {
     }
 }
 
-/// How long an adapter in the background stays without a client.
+/// The time that an adapter in the background stays without a client.
 pub const IDLE_EXIT_DEFAULT: Duration = Duration::from_secs(60);
 /// Channels an adapter serves unless told otherwise.
 pub const REGIONS_MAX_DEFAULT: usize = 32_768;
 /// Time between two looks at every channel while regions are running out, unless told otherwise.
 pub const SAMPLE_INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
 
-/// Why the adapter does not run.
+/// The reason why the adapter does not run.
 #[derive(Debug)]
 pub enum Error {
     /// Its directory was refused.
@@ -304,7 +304,7 @@ pub struct Daemon {
     /// A descriptor that is reserved for the next one that a client sends.
     room: Option<File>,
     engine: Option<Engine>,
-    /// Why there is no engine, if one was wanted.
+    /// The reason why there is no engine, if one was wanted.
     no_engine: Option<String>,
     /// The engine's threads, which are clients, too.
     engine_clients: BTreeSet<ClientId>,
@@ -566,7 +566,7 @@ impl Daemon {
         }
     }
 
-    /// How long to sleep: without limit, unless the adapter may end, or waits for something that
+    /// The time to sleep: without limit, unless the adapter may end, or waits for something that
     /// brings no event.
     fn timeout(&self) -> Option<Duration> {
         let now = Instant::now();
@@ -721,6 +721,6 @@ fn spare_descriptor() -> Option<File> {
     File::open("/dev/null").ok()
 }
 
-/// How long to wait before sending again when too many descriptors are in flight. When clients take
+/// The time to wait before sending again when too many descriptors are in flight. When clients take
 /// them, we get no event.
 const THROTTLE_RETRY: Duration = Duration::from_millis(20);

@@ -1,4 +1,4 @@
-//! How the adapter divides its limit of descriptors.
+//! The division of the adapter's limit of descriptors.
 //!
 //! A client needs two descriptors, and with the system adapter one more for its table. A pair of
 //! processes needs one, and one for each eight of its channels. Each connection of an engine needs
@@ -26,7 +26,7 @@ pub(crate) fn raise_limit() {
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-/// How many descriptors the memory of pairs and channels may take.
+/// The number of descriptors that the memory of pairs and channels may take.
 pub(crate) fn memory_max(has_engine: bool) -> usize {
     let most = most();
     if has_engine {

@@ -156,7 +156,7 @@ impl Diag {
     }
 }
 
-/// How far the list of many sockets has come.
+/// The position that the list of many sockets has reached.
 enum Listed {
     All,
     /// There are more.

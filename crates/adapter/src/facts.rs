@@ -160,7 +160,7 @@ impl Witness {
     }
 }
 
-/// How often a socket is read while its values change.
+/// The number of times that a socket is read while its values change.
 const READS_MAX: usize = 8;
 /// The most sockets, of all users, that are remembered at a time.
 const SOCKETS_MAX: u32 = 1 << 18;

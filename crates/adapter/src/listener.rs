@@ -36,7 +36,7 @@ pub(crate) struct Listener {
     _lock: File,
 }
 
-/// Why there is no listener.
+/// The reason why there is no listener.
 #[derive(Debug)]
 pub(crate) enum ListenError {
     /// Another adapter serves this directory. Its process id, if it has written it yet.
@@ -338,7 +338,8 @@ pub(crate) fn check(result: libc::c_int) -> io::Result<()> {
 
 /// File that the adapter of a runtime directory keeps locked; holds its process id.
 const LOCK_NAME: &str = "adapter.lock";
-/// How long an adapter with a service manager's socket waits for the adapter without one to end.
+/// The time that an adapter with a service manager's socket waits for the adapter without one to
+/// end.
 const LEAVE_TIME: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(5);
 /// Connections the kernel keeps for us while we are busy.

@@ -13,7 +13,7 @@ use toehold_freestanding::syscall::Errno;
 
 pub use toehold_channel::memfd::{SEALS, unmap};
 
-/// Why a descriptor that came from elsewhere was not mapped.
+/// The reason why a descriptor that came from elsewhere was not mapped.
 #[derive(Debug)]
 pub enum MapError {
     /// Not a memfd sealed with [`SEALS`]: its owner could pull the pages from under us.

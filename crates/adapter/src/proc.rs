@@ -23,7 +23,7 @@ pub(crate) struct Sockets<'a> {
     /// The TCP sockets of each network namespace. The kernel takes a while to list many sockets, so
     /// each list is read once.
     lists: BTreeMap<u64, SocketList>,
-    /// How often the kernel was asked for the bytes of a connection.
+    /// The number of times that the kernel was asked for the bytes of a connection.
     asked: usize,
 }
 
@@ -317,8 +317,8 @@ pub(crate) fn effective_user(pid: u32) -> Option<u32> {
     users.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// How many filters for system calls bind a process; where the kernel does not count them, 1 for
-/// any.
+/// The number of filters for system calls that bind a process; where the kernel does not count
+/// them, 1 for any.
 pub(crate) fn filters(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let number = |name: &str| {

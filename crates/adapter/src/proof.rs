@@ -47,7 +47,7 @@ pub(crate) struct Proved {
 /// requests, because it would keep the connection of a killed program open.
 ///
 /// # Errors
-/// Why the socket proves nothing: the reason that the library reports.
+/// The reason why the socket proves nothing: the reason that the library reports.
 pub(crate) fn examine(
     shown: OwnedFd,
     own: &Diag,

@@ -36,7 +36,7 @@ pub(crate) type SharedFd = Rc<OwnedFd>;
 
 /// The most regions without a channel whose pages are kept.
 pub(crate) const WARM_MAX: usize = 1024;
-/// How long the pages of such a region are kept.
+/// The time that the pages of such a region are kept.
 pub(crate) const WARM_FOR: Duration = Duration::from_secs(1);
 /// The most bytes of each ring that are kept in a warm region.
 const WARM_RING_BYTES: usize = 1 << CAPACITY_LOG2_MIN;
@@ -110,7 +110,7 @@ impl Regions {
         wanted == 0 || self.pairs.len() + self.slabs + wanted <= self.descriptors_max
     }
 
-    /// How many slabs there are, and how many there may be beside the pairs.
+    /// The number of slabs, and the number that there may be beside the pairs.
     pub(crate) fn slabs(&self) -> [usize; 2] {
         let most = self.descriptors_max.saturating_sub(self.pairs.len());
         [self.slabs, most]

@@ -102,7 +102,7 @@ impl Registry {
         }
     }
 
-    /// How many channels were made, those that have ended included.
+    /// The number of channels that were made, those that have ended included.
     pub fn channels_made(&self) -> u64 {
         self.channel_next - 1
     }
@@ -451,12 +451,12 @@ impl Registry {
         })
     }
 
-    /// How many channels there are: each has a region.
+    /// The number of channels: each has a region.
     pub fn channel_count(&self) -> usize {
         self.channels.len()
     }
 
-    /// How many pairs wait for a region.
+    /// The number of pairs that wait for a region.
     pub fn held_back_count(&self) -> usize {
         self.held_back.len()
     }
@@ -476,7 +476,7 @@ impl Registry {
         self.refusal_of_user(ask.client, mirror?)
     }
 
-    /// Why a client's user may not be introduced to another end's.
+    /// The reason why a client's user may not be introduced to another end's.
     fn refusal_of_user(&self, client: ClientId, other: EntryKey) -> Option<Reason> {
         let own = self.clients[&client].process.uid;
         let uid = self.clients[&self.ends[&other].client].process.uid;

@@ -72,7 +72,7 @@ struct Origin {
     line: usize,
 }
 
-/// How matching connections may travel.
+/// The path that matching connections may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PathWish {
     /// As without rules.
@@ -148,7 +148,7 @@ impl Rules {
         Ok(rules)
     }
 
-    /// How many there are.
+    /// The number of them.
     pub fn len(&self) -> usize {
         self.rules.len()
     }

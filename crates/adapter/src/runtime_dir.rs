@@ -196,7 +196,7 @@ fn default_path_from(
     }
 }
 
-/// Why a runtime directory was refused.
+/// The reason why a runtime directory was refused.
 #[derive(Debug)]
 pub enum RuntimeDirError {
     /// It is a symbolic link, which its owner could point elsewhere at any time.

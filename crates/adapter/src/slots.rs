@@ -15,7 +15,7 @@ pub(crate) struct Slots {
     taken: u32,
 }
 
-/// How often each of the two processes has forked.
+/// The number of times that each of the two processes has forked.
 pub(crate) type Forks = [u32; 2];
 
 #[derive(Debug, Default)]

@@ -27,7 +27,7 @@ pub(crate) struct Report {
     pub(crate) channels_made: u64,
     /// The counts of the TCP engine, where there is one.
     pub(crate) engine: Option<engine::Report>,
-    /// Why there is no engine, if the operator wanted one.
+    /// The reason why there is no engine, if the operator wanted one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) no_engine: Option<String>,
     /// The system adapter's: whether it pairs connections between network namespaces, or why not.
@@ -69,7 +69,7 @@ pub(crate) struct Connection {
     pub(crate) tx_path: &'static str,
     pub(crate) rx_path: &'static str,
     pub(crate) reason: Cow<'static, str>,
-    /// How many connections of the program its carrier has served before.
+    /// The number of connections of the program that its carrier has served before.
     pub(crate) turns: u32,
     pub(crate) bytes_host_tx: u64,
     pub(crate) bytes_host_rx: u64,
@@ -100,7 +100,7 @@ pub(crate) struct Client {
 
 /// The operator's rules, in words.
 pub(crate) struct RulesInWords<'a> {
-    /// Why a rule keeps an end on the kernel.
+    /// The reason why a rule keeps an end on the kernel.
     pub(crate) against: &'a dyn Fn(End) -> Option<String>,
     /// The rule that sets a family's wait mode.
     pub(crate) wait: &'a dyn Fn(TableId) -> Option<String>,
@@ -638,8 +638,8 @@ fn connection(
     }
 }
 
-/// Why a connection is on the host path: the library's reason; otherwise the adapter's; otherwise a
-/// reason that follows from the connection's progress.
+/// The reason why a connection is on the host path: the library's reason; otherwise the adapter's;
+/// otherwise a reason that follows from the connection's progress.
 fn reason(entry: &Entry) -> Reason {
     let word = |word: &AtomicU32| Reason::from_word(word.load(Ordering::Relaxed));
     let library = word(&entry.reason).unwrap_or(Reason::None);

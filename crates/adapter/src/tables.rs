@@ -49,7 +49,7 @@ pub(crate) struct FileKey {
     pub(crate) inode: u64,
 }
 
-/// Why a table was refused.
+/// The reason why a table was refused.
 #[derive(Debug)]
 pub(crate) enum TableError {
     /// It cannot be mapped.
@@ -274,7 +274,7 @@ impl MappedTable {
             .is_some_and(|entry| entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED != 0)
     }
 
-    /// How many entries were used so far: no live one lies beyond.
+    /// The number of entries that were used so far: no live one lies beyond.
     pub(crate) fn entries_used(&self) -> usize {
         let used = self.header().entries_used.load(Ordering::Relaxed);
         used.capped(ENTRIES as u32) as usize

@@ -76,8 +76,8 @@ const LOADERS: [&str; 3] = ["ld-", "libc.", "libc-"];
 const OF_LIBC: [&str; 5] = ["ld-", "libc.", "libc-", "libpthread", "libtoehold."];
 
 impl Searched {
-    /// Why a process makes calls that the library does not see; `None` when it seems to make no
-    /// such calls.
+    /// The reason why a process makes calls that the library does not see; `None` when it seems to
+    /// make no such calls.
     pub(crate) fn reason(
         &mut self,
         pid: u32,
@@ -172,7 +172,7 @@ const OUT_OF_REACH: &str = "the program has opened it with RTLD_DEEPBIND or by d
 const NAME_CHARS_MAX: usize = 64;
 
 impl Code {
-    /// Why such a program or library is not patched, if it is not.
+    /// The reason why such a program or library is not patched, if it is not.
     fn why(self, is_program: bool, patching: Patching) -> Option<&'static str> {
         match (self.language, is_program, patching) {
             (_, true, _) if self.stands_alone => None,

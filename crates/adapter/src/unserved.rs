@@ -90,8 +90,8 @@ pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
     }
 }
 
-/// Why the library makes no calls in a process, if that is visible. A filter under which `toehold
-/// run` itself was started is not a reason.
+/// The reason why the library makes no calls in a process, if that is visible. A filter under which
+/// `toehold run` itself was started is not a reason.
 fn left(pid: u32, environment: &Environment) -> Option<Left> {
     let known = environment.get(FILTERS);
     let known = known.and_then(|count| count.to_str()?.parse().ok());
@@ -221,7 +221,7 @@ pub struct Bare {
     pub left: Option<Left>,
 }
 
-/// Why the library makes no calls in a program.
+/// The reason why the library makes no calls in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// Filters for system calls bind the program (seccomp(2)).

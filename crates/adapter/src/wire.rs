@@ -25,7 +25,7 @@ pub enum Received {
 /// Receives one message. Blocks only when the socket does.
 ///
 /// # Errors
-/// What `recvmsg` answers; `WouldBlock` when there is nothing.
+/// The errors of `recvmsg`; `WouldBlock` when there is nothing.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
     receive_with(socket, 0).map(|heard| heard.received)
 }
@@ -56,7 +56,7 @@ pub struct Heard {
 /// Messages that were sent before do not have it.
 ///
 /// # Errors
-/// What `setsockopt` answers.
+/// The errors of `setsockopt`.
 pub fn ask_for_senders(socket: BorrowedFd<'_>) -> io::Result<()> {
     let on: libc::c_int = 1;
     // SAFETY: `on` is valid for its length.
@@ -79,7 +79,7 @@ pub fn ask_for_senders(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// socket has cleared `O_NONBLOCK`.
 ///
 /// # Errors
-/// What `recvmsg` answers; `WouldBlock` when there is nothing.
+/// The errors of `recvmsg`; `WouldBlock` when there is nothing.
 pub fn try_receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
     try_receive_from(socket).map(|heard| heard.received)
 }
@@ -87,7 +87,7 @@ pub fn try_receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
 /// As [`try_receive`], with the sender.
 ///
 /// # Errors
-/// What `recvmsg` answers; `WouldBlock` when there is nothing.
+/// The errors of `recvmsg`; `WouldBlock` when there is nothing.
 pub fn try_receive_from(socket: BorrowedFd<'_>) -> io::Result<Heard> {
     receive_with(socket, libc::MSG_DONTWAIT)
 }
@@ -131,7 +131,7 @@ fn receive_with(socket: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<Heard>
 /// Sends one message. Blocks only when the socket does; never raises `SIGPIPE`.
 ///
 /// # Errors
-/// What `sendmsg` answers; `WouldBlock` when the socket is full.
+/// The errors of `sendmsg`; `WouldBlock` when the socket is full.
 ///
 /// # Panics
 /// With more than [`DESCRIPTORS_MAX`] descriptors.
@@ -147,7 +147,7 @@ pub fn send(
 /// `SIGPIPE`.
 ///
 /// # Errors
-/// What `sendmsg` answers; `WouldBlock` when the socket is full.
+/// The errors of `sendmsg`; `WouldBlock` when the socket is full.
 ///
 /// # Panics
 /// With more than [`DESCRIPTORS_MAX`] descriptors.

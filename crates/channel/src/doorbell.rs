@@ -39,7 +39,7 @@ pub fn are_doorbells(bytes: &[u8]) -> bool {
 /// [`must_ring`], the notifier's exchange in [`mark`] with the sleeper's scan.
 pub const WAKE_SEQ_CST: Ordering = Ordering::SeqCst;
 
-/// How a side wants to hear of new bytes and credit.
+/// The wake-up that a side wants for new bytes and credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WakeWord {
     /// The side looks by itself: no wake-up is needed.

@@ -105,7 +105,7 @@ pub struct AcceptQueue {
     _pad: [u32; 31],
     /// Connections accepted or refused, ever.
     pub head: Word32,
-    /// How many connections may wait; 0 while the accepting side does not listen.
+    /// The number of connections that may wait; 0 while the accepting side does not listen.
     pub places: Word32,
     _pad_too: [u32; 30],
     /// Connection `n` is at index `n % ENTRIES_MAX`: the channel's slot in the upper half, the turn

@@ -112,7 +112,7 @@ pub struct Side {
     pub consume: Consume,
     /// Mode switches that this side writes as sender.
     pub switch: Switch,
-    /// How to wake this side.
+    /// The wake-up that this side wants.
     pub wake: Wake,
 }
 
@@ -164,7 +164,7 @@ pub struct Record {
     pub ring: Word64,
 }
 
-/// How to wake this side, and whether it still uses the channel.
+/// The wake-up that this side wants, and whether it still uses the channel.
 #[derive(Default)]
 #[repr(C, align(128))]
 pub struct Wake {

@@ -11,7 +11,7 @@ use crate::rendezvous::{Kind, Message};
 pub struct Liveness {
     /// Keepalive probes; `None` when the program wants none.
     pub keepalive: Option<Keepalive>,
-    /// How long data may stay unacknowledged; `None` when the engine's default applies.
+    /// The time that data may stay unacknowledged; `None` when the engine's default applies.
     pub user_timeout_ms: Option<NonZeroU32>,
 }
 

@@ -81,7 +81,7 @@ pub fn status(fd: BorrowedFd<'_>) -> Result<libc::stat, Errno> {
     Ok(stat)
 }
 
-/// Why a descriptor that came from elsewhere was not mapped.
+/// The reason why a descriptor that came from elsewhere was not mapped.
 #[derive(Debug)]
 pub enum MapError {
     /// Not a memfd sealed with [`SEALS`]: its owner could pull the pages from under us.

@@ -120,7 +120,7 @@ const _: () = {
     assert!(size_of::<Ends>() == 64);
 };
 
-/// How connections to a destination travel.
+/// The path of connections to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RuleAction {

@@ -163,7 +163,7 @@ pub enum Kind {
     Set = 20,
 }
 
-/// Why there is no capture.
+/// The reason why there is no capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum NoCapture {

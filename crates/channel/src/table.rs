@@ -72,7 +72,7 @@ pub struct Header {
     pub entries: AtomicU32,
     /// Process that created the table.
     pub pid: AtomicU32,
-    /// How its programs wait: a [`WaitMode`] as a number.
+    /// The wait mode of its programs: a [`WaitMode`] as a number.
     pub wait_mode: AtomicU32,
     /// One more than the highest entry ever used; the adapter looks no further.
     pub entries_used: Word32,
@@ -122,7 +122,7 @@ pub struct Entry {
     pub fd: AtomicU32,
     /// `FLAG_*`, by the library.
     pub flags: AtomicU32,
-    /// Why the connection is on the host path: a [`Reason`] as a number, by the library.
+    /// The reason why the connection is on the host path: a [`Reason`] as a number, by the library.
     pub reason: AtomicU32,
     /// `COMMAND_*`, by the adapter: what the library must do at its next call.
     pub command: AtomicU32,
@@ -240,8 +240,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// How many connections of the program the carrier has served before this one. `generation`
-    /// grows by two from one to the next.
+    /// The number of connections of the program that the carrier has served before this one.
+    /// `generation` grows by two from one to the next.
     #[inline]
     pub fn turn(&self) -> u32 {
         let generation = self.generation.load(Ordering::Relaxed);
@@ -249,7 +249,7 @@ impl Entry {
         (generation.wrapping_sub(first) & ((1 << GENERATION_BITS) - 1)) / 2
     }
 
-    /// How many processes of the family hold a descriptor of the connection.
+    /// The number of processes of the family that hold a descriptor of the connection.
     #[inline]
     pub fn holder_count(&self, order: Ordering) -> u32 {
         let marked = self
@@ -304,7 +304,7 @@ pub enum EntryState {
     Ended = 3,
 }
 
-/// How a direction's bytes travel.
+/// The path of a direction's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Mode {
@@ -334,7 +334,7 @@ impl Mode {
     }
 }
 
-/// How a program waits for bytes.
+/// The wait mode of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum WaitMode {
@@ -446,7 +446,7 @@ pub fn is_eviction(command: u32) -> bool {
     matches!(command, COMMAND_EVICT | COMMAND_SPARE)
 }
 
-/// Why a connection is on the host path.
+/// The reason why a connection is on the host path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reason {

@@ -92,8 +92,8 @@ impl<T: Copy + PartialOrd> Untrusted<T> {
 macro_rules! number {
     ($number:ty, $word:ident, $atomic:ident, $doc:literal) => {
         impl Untrusted<$number> {
-            /// How far it is ahead of `position`, when that is not more than `most`. Positions
-            /// wrap.
+            /// The distance by which it is ahead of `position`, when that is not more than `most`.
+            /// Positions wrap.
             #[inline(always)]
             pub fn ahead_of(
                 self,
@@ -103,7 +103,7 @@ macro_rules! number {
                 Untrusted(self.0.wrapping_sub(position.into().0)).at_most(most)
             }
 
-            /// How far it is beyond `position`; `None` when it is not beyond.
+            /// The distance by which it is beyond `position`; `None` when it is not beyond.
             #[inline(always)]
             pub fn beyond(self, position: Untrusted<$number>) -> Option<$number> {
                 (self > position).then(|| self.0 - position.0)

@@ -683,7 +683,7 @@ fn this_program() -> Result<PathBuf, String> {
         .map_err(|error: io::Error| format!("cannot find this program's own file: {error}"))
 }
 
-/// How long an adapter that another process started at the same moment may take to answer.
+/// The time that an adapter that another process started at the same moment may take to answer.
 const OTHER_TIMEOUT: Duration = Duration::from_millis(250);
-/// How long an adapter may take to answer for the first time.
+/// The time that an adapter may take to answer for the first time.
 const START_TIMEOUT: Duration = Duration::from_secs(1);

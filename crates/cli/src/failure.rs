@@ -1,4 +1,4 @@
-//! How a subcommand fails: a sentence for the user, an exit status for scripts.
+//! The failure of a subcommand: a sentence for the user, an exit status for scripts.
 
 use std::fmt;
 

@@ -111,7 +111,7 @@ struct ShowArgs {
     json: bool,
 }
 
-/// How a run is printed.
+/// The format in which a run is printed.
 #[derive(Args, Debug)]
 struct OutputArgs {
     /// Print the run as JSON instead of the tables

@@ -22,7 +22,7 @@ pub(crate) fn find() -> Result<PathBuf, FindError> {
     ))
 }
 
-/// Why no library was found.
+/// The reason why no library was found.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FindError {
     /// It is in none of these places.

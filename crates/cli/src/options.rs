@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 use toehold_measure::cpus::Pin;
 
-/// How a connection's bytes may travel.
+/// The path that a connection's bytes may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum PathChoice {
@@ -77,7 +77,7 @@ pub(crate) enum AdapterChoice {
     System,
 }
 
-/// How a program waits for bytes that have not arrived.
+/// The wait mode of a program that have not arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum WaitChoice {

@@ -23,7 +23,7 @@ pub(crate) fn find(name: &OsStr) -> Result<PathBuf, FindError> {
     find_in(name, std::env::var_os("PATH").as_deref())
 }
 
-/// Why a program cannot be run.
+/// The reason why a program cannot be run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FindError {
     /// There is no such file.
@@ -65,7 +65,7 @@ impl fmt::Display for FindError {
 
 impl std::error::Error for FindError {}
 
-/// Why the library cannot be loaded into a program.
+/// The reason why the library cannot be loaded into a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
     /// Statically linked: no loader can load the library.

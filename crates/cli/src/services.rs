@@ -285,7 +285,7 @@ struct Unit {
     file: PathBuf,
 }
 
-/// Why a service will not be accelerated.
+/// The reason why a service will not be accelerated.
 #[derive(Debug)]
 struct Obstacle {
     sentence: String,
@@ -342,7 +342,7 @@ impl Unit {
         fs::metadata(&self.file).ok()?.modified().ok()
     }
 
-    /// Why the service will not be accelerated.
+    /// The reason why the service will not be accelerated.
     fn obstacle(&self, tree: &Tree) -> Option<Obstacle> {
         for command in self.values("ExecStart") {
             let mut arguments = command.split_ascii_whitespace();

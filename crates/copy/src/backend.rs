@@ -69,7 +69,7 @@ pub unsafe trait Backend: Send + Any {
     fn forget_after_fork(&mut self);
 }
 
-/// Why a backend did not take an operation.
+/// The reason why a backend did not take an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
     /// No queue entry is free just now.

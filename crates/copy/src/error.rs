@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// Why an operation was not accepted. Nothing was done.
+/// The reason why an operation was not accepted. Nothing was done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SubmitError {
     /// Every entry of the channel holds an operation that has not completed: poll, then try again.
@@ -38,7 +38,7 @@ impl fmt::Display for SubmitError {
 
 impl core::error::Error for SubmitError {}
 
-/// Why an accepted operation did not finish. Its target holds an unknown mixture.
+/// The reason why an accepted operation did not finish. Its target holds an unknown mixture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// The engine met an address it could not use, after this many bytes.

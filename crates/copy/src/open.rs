@@ -101,7 +101,7 @@ pub(crate) struct Engine {
     pub(crate) name: &'static str,
     /// A description of the engine.
     pub(crate) about: String,
-    /// Why the engine is not available here; `None` if it is.
+    /// The reason why the engine is not available here; `None` if it is.
     pub(crate) missing: Option<String>,
 }
 
@@ -147,7 +147,7 @@ fn nontemporal_about() -> &'static str {
     }
 }
 
-/// Why the engine of this name is not available here; `None` if it is.
+/// The reason why the engine of this name is not available here; `None` if it is.
 pub fn reason_missing(name: &str) -> Option<String> {
     match list_engines()
         .into_iter()

@@ -224,7 +224,7 @@ impl<'scope> Ticket<'_, 'scope> {
     ///
     /// # Errors
     ///
-    /// How the copy failed. The target holds an unknown mixture.
+    /// The copy's failure. The target holds an unknown mixture.
     pub fn wait(self, waiting: Waiting) -> Result<&'scope mut [u8], Fault> {
         self.wait_crc32c(waiting).map(|(bytes, _)| bytes)
     }

@@ -1,9 +1,9 @@
-//! How to wait for a completion: the action between two looks, and the deadline.
+//! Waiting for a completion: the action between two looks, and the deadline.
 
 #[cfg(feature = "std")]
 use std::time::{Duration, Instant};
 
-/// How a caller waits.
+/// The way in which a caller waits.
 ///
 /// ```
 /// # use std::time::Duration;

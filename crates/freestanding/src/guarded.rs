@@ -492,8 +492,8 @@ toehold_copy_long_failed:
         Ok(())
     }
 
-    /// How far from the stack pointer the return address of `memcpy` may be, in words: known
-    /// versions save only a few registers.
+    /// The largest distance of the return address of `memcpy` from the stack pointer, in words:
+    /// known versions save only a few registers.
     const FRAME_WORDS: usize = 32;
 
     pub(super) unsafe fn recover(instruction: usize, stack: usize) -> Option<Resume> {

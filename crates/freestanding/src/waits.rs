@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 /// The value of a thread's word that ends waiting calls.
 pub const ENDS: u32 = 7;
 
-/// How waiting calls are ended.
+/// The means to end waiting calls.
 #[derive(Debug)]
 pub struct Ends {
     /// Returns the calling thread's word.

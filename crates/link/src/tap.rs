@@ -22,7 +22,7 @@ const TUN_F_TSO6: libc::c_uint = 4;
 const TUN_F_TSO_ECN: libc::c_uint = 8;
 const IFF_PERSIST: libc::c_int = 0x0800;
 
-/// How a queue is opened.
+/// The options of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TapOptions {
     /// The device has several queues.
@@ -33,7 +33,7 @@ pub struct TapOptions {
     pub receive_large: bool,
 }
 
-/// Why a TAP device cannot be opened.
+/// The reason why a TAP device cannot be opened.
 #[derive(Debug)]
 pub enum TapError {
     /// `/dev/net/tun` cannot be opened.

@@ -239,7 +239,7 @@ fn field<'a>(cpuinfo: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// How long to watch for other programs.
+/// The time to watch for other programs.
 const QUIET_LOOK: Duration = Duration::from_millis(500);
 /// Cores that may be busy on a quiet host.
 const BUSY_QUIET: f64 = 0.2;

@@ -41,7 +41,7 @@ pub struct Program {
     ended: Option<Ended>,
 }
 
-/// How a program ended.
+/// The end of a program.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
     /// The status of `wait(2)`.
@@ -437,19 +437,19 @@ fn read_lossy(path: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// How long a program may take to end by itself: PostgreSQL's shutdown needs a second.
+/// The time that a program may take to end by itself: PostgreSQL's shutdown needs a second.
 const TERM_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// How long the kernel may take to end a killed process.
+/// The time that the kernel may take to end a killed process.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The longest single wait, after which the interruption flag is checked again.
 const POLL_MS_MAX: u128 = 500;
 
-/// How much of a program's output is read.
+/// The part of a program's output that is read.
 const OUTPUT_BYTES_MAX: u64 = 16 << 20;
 
-/// How many lines of output an error message quotes.
+/// The number of lines of output that an error message quotes.
 const LAST_LINES: usize = 6;
 
 #[cfg(test)]

@@ -115,9 +115,9 @@ pub struct Usage {
     pub user: f64,
     /// Seconds in the kernel.
     pub system: f64,
-    /// How often a task gave up its core to wait.
+    /// The number of times that a task gave up its core to wait.
     pub switches_voluntary: f64,
-    /// How often a task lost its core to another task.
+    /// The number of times that a task lost its core to another task.
     pub switches_involuntary: f64,
 }
 

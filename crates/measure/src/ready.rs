@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::process::{self, Program};
 use crate::{procfs, shell};
 
-/// How readiness is detected.
+/// The way in which readiness is detected.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ready {
     /// Some process of the server listens on a TCP port.

@@ -165,8 +165,8 @@ pub fn median_interval(samples: &[f64]) -> Option<Interval> {
     })
 }
 
-/// How many of `count` samples can be left out at each end of a 95 % interval; `None` when even all
-/// samples are too few.
+/// The number of `count` samples that can be left out at each end of a 95 % interval; `None` when
+/// even all samples are too few.
 fn outside(count: usize) -> Option<usize> {
     // The probability that exactly `at` samples are below the median, and that at most `at` are.
     let mut chance = 0.5f64.powi(i32::try_from(count).unwrap_or(i32::MAX));

@@ -45,7 +45,7 @@ mod system;
 mod tracee;
 mod watch;
 
-/// Why a program runs without the library.
+/// The reason why a program runs without the library.
 #[derive(Clone, Copy, Debug)]
 pub enum Refusal {
     /// The kernel does not allow tracing the process.

@@ -207,15 +207,16 @@ fn write_all_or_none(
     Ok(())
 }
 
-/// How far below the stack pointer lists are placed.
+/// The distance below the stack pointer at which lists are placed.
 const CALLS_BELOW: u64 = 2048;
 /// The most calls for which there is room, with the mark of the list's end.
 const CALLS_MAX: usize = CALLS_BELOW as usize / CALL_BYTES - 1;
 const _: () = assert!((CALLS_MAX * CALL_BYTES) as u64 + 8 + RESERVED_BYTES <= CALLS_BELOW);
-/// How far below the stack pointer the library's path is placed.
+/// The distance below the stack pointer at which the library's path is placed.
 const PATH_BELOW: u64 = CALLS_BELOW + libc::PATH_MAX as u64;
 
-/// Why the program of a process cannot be patched, as far as its file or the kernel tells.
+/// The reason why the program of a process cannot be patched, as far as its file or the kernel
+/// tells.
 #[must_use]
 pub fn obstacle(process: libc::pid_t) -> Option<Refusal> {
     let file = File::of_process(process, c"exe", libc::O_RDONLY).ok()?;

@@ -48,7 +48,7 @@ pub(crate) struct Call {
     pub(crate) number: i64,
     /// Its arguments.
     pub(crate) arguments: [u64; 6],
-    /// How the arguments and the answer relate to other calls of the list: a combination of
+    /// The relation of the arguments and the answer to other calls of the list: a combination of
     /// [`Call::WITHIN`] and the other flags.
     pub(crate) relations: u64,
 }
@@ -538,7 +538,7 @@ pub(crate) fn interrupt(process: pid_t) -> Result<()> {
     request(libc::PTRACE_INTERRUPT, process, 0, 0)
 }
 
-/// Why a tracee has stopped.
+/// The reason why a tracee has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// It has executed another program.
@@ -571,7 +571,7 @@ fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
 }
 
-/// How many bytes below the stack pointer the calls use.
+/// The number of bytes below the stack pointer that the calls use.
 pub(crate) const RESERVED_BYTES: u64 = RETURN_BYTES + 8;
 
 /// Waits until `process` stops; `None` when it has ended.

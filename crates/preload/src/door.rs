@@ -168,7 +168,7 @@ pub(crate) unsafe extern "C" fn toehold_tell(
     }
 }
 
-/// How a call is made.
+/// The way in which a call is made.
 enum Way {
     /// The program makes the call; the library need not know.
     Kernel,

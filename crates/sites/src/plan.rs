@@ -68,7 +68,7 @@ pub enum Kind {
     },
 }
 
-/// Why a site is not patched.
+/// The reason why a site is not patched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// It is the return from a signal handler: the kernel reads the frame at the stack pointer, and
@@ -424,15 +424,16 @@ fn writes_rax(instruction: &Instruction) -> bool {
 const NEIGHBOURS_MAX: usize = 4;
 const INSTRUCTIONS_THAT_CONVINCE: usize = 24;
 const MOVES_THAT_CONVINCE: usize = 3;
-/// How far back a computed jump is searched.
+/// The distance within which a computed jump is searched backwards.
 const FUNCTION_BYTES: usize = 1024;
 
-/// How far before a site a plan needs decoded instructions.
+/// The distance before a site within which a plan needs decoded instructions.
 pub(crate) const PLAN_BYTES_BEFORE: usize = 400;
-/// How far before and after a site a plan needs branch targets: the reach of a hop, and the padding
-/// there.
+/// The distance before and after a site within which a plan needs branch targets: the reach of a
+/// hop, and the padding there.
 pub(crate) const TARGET_BYTES: usize = 128 + JUMP_BYTES + INSTRUCTION_BYTES_MAX;
-/// How far after a site a plan needs decoded instructions: short branches may lead back from there.
+/// The distance after a site within which a plan needs decoded instructions: short branches may
+/// lead back from there.
 pub(crate) const PLAN_BYTES_AFTER: usize = TARGET_BYTES + 128 + INSTRUCTION_BYTES_MAX;
 const _: () = assert!(PLAN_BYTES_BEFORE > TARGET_BYTES + 128);
 // All instructions that are needed as evidence are in reach.

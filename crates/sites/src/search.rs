@@ -21,7 +21,7 @@ use crate::instruction::{INSTRUCTION_BYTES_MAX, Instruction, decode};
 use crate::plan::{PLAN_BYTES_AFTER, PLAN_BYTES_BEFORE, SYSCALL_BYTES, TARGET_BYTES};
 use crate::sweep::Swept;
 
-/// How far before a position the search begins to decode, to be at a boundary there.
+/// The distance before a position at which the search begins to decode, to be at a boundary there.
 const GLANCE_BYTES: usize = 128;
 /// The larger distance, used if [`GLANCE_BYTES`] was not enough.
 const MEETING_BYTES: usize = 1024;
@@ -345,7 +345,7 @@ fn word(code: &[u8], at: usize) -> u32 {
 
 const DISTANCE_BYTES: usize = 4;
 const OPCODE_BYTES: usize = 2;
-/// How many bytes the loops over all code process at a time.
+/// The number of bytes that the loops over all code process at a time.
 const CHUNK_BYTES: usize = 32;
 const RANGES_MAX: usize = 4;
 /// If the ranges cover more than 1 / `RANGES_PART_MAX` of the code, most chunks contain a branch

@@ -17,7 +17,7 @@ use toehold_channel::untrusted::Word32;
 
 use crate::end::End;
 
-/// How a sender without credit may go on.
+/// The next step of a sender without credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credit {
     /// There is credit after all.

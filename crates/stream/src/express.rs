@@ -123,7 +123,7 @@ pub struct Carrier<'a> {
     side: usize,
 }
 
-/// Why a parked carrier could not be claimed.
+/// The reason why a parked carrier could not be claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unclaimed {
     /// One end has not closed the turn yet.
@@ -332,7 +332,7 @@ pub struct Pusher<'a> {
 }
 
 impl Pusher<'_> {
-    /// How many connections wait now; a hint.
+    /// The number of connections that wait now; a hint.
     ///
     /// # Errors
     /// [`Fault::Head`] when the peer took more than there were.
@@ -345,7 +345,7 @@ impl Pusher<'_> {
         waiting.ok_or(Fault::Head)
     }
 
-    /// How many more connections may be queued now; a hint.
+    /// The number of further connections that may be queued now; a hint.
     ///
     /// # Errors
     /// As for [`Pusher::waiting`].
@@ -409,7 +409,7 @@ impl Popper<'_> {
         fence(Ordering::SeqCst);
     }
 
-    /// How many wait.
+    /// The number that wait.
     ///
     /// # Errors
     /// [`Fault::Tail`] when the peer queued more than there are places.

@@ -65,7 +65,7 @@ const ENDED_NAME: u32 = (1 << 10) - 1;
 /// In these bits: the last holder had no place.
 const NAMELESS: u32 = ENDED_NAME;
 
-/// How long a child whose parent is dead may take from its birth to its first instructions, in
+/// The time that a child whose parent is dead may take from its birth to its first instructions, in
 /// seconds. A child that is stopped for longer loses its place, and takes another.
 pub const BIRTH_SECONDS_MAX: u32 = 10;
 /// The bits of an orphan's word that hold the time.

@@ -61,9 +61,9 @@ pub enum Next {
 }
 
 impl End<'_> {
-    /// How many of the carrier's next bytes are certainly doorbells: all bytes that `waiting`
-    /// counts, while the direction is a ring. The bytes must be counted under the receive lock:
-    /// otherwise another thread may have taken those doorbells, and data may have come since.
+    /// The number of the carrier's next bytes that are certainly doorbells: all bytes that
+    /// `waiting` counts, while the direction is a ring. The bytes must be counted under the receive
+    /// lock: otherwise another thread may have taken those doorbells, and data may have come since.
     ///
     /// Callers hold the receive lock until they have taken them.
     #[inline]

@@ -70,7 +70,7 @@ pub trait Processor {
     fn give_away(&self);
 }
 
-/// How waiting has gone recently at one place. All zeroes is a history at level 0. Threads that
+/// The recent results of waiting at one place. All zeroes is a history at level 0. Threads that
 /// share a history may lose each other's updates, which costs at most one wake-up or spin.
 #[derive(Debug, Default)]
 pub struct History {
@@ -96,7 +96,7 @@ impl History {
         }
     }
 
-    /// How long to look now, in nanoseconds; [`ENDLESS_NS`] in poll mode.
+    /// The time to look now, in nanoseconds; [`ENDLESS_NS`] in poll mode.
     #[inline]
     pub fn budget_ns(&self, mode: WaitMode) -> u64 {
         match mode {

@@ -189,8 +189,8 @@ pub struct Config {
     pub rto_max: Duration,
     /// The timeout before the first measurement (RFC 6298 section 2.1).
     pub rto_initial: Duration,
-    /// How long an acknowledgement may be delayed. RFC 9293 section 3.8.6.3 wants less than half a
-    /// second; longer values count as 499 ms.
+    /// The time that an acknowledgement may be delayed. RFC 9293 section 3.8.6.3 wants less than
+    /// half a second; longer values count as 499 ms.
     pub delayed_ack: Duration,
     /// Duration of TIME-WAIT, two maximum segment lifetimes. RFC 9293 section 3.4.2 says 2 min
     /// each; Linux waits 60 s in total, and so does the engine.

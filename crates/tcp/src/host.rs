@@ -86,7 +86,7 @@ pub enum Event {
     },
 }
 
-/// Why the engine cannot listen.
+/// The reason why the engine cannot listen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ListenError {
     /// Another listener has this address and port.
@@ -97,7 +97,7 @@ pub enum ListenError {
     NoPort,
 }
 
-/// Why a connection cannot be opened.
+/// The reason why a connection cannot be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConnectError {
     /// A connection between these two endpoints exists already.

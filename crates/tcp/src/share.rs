@@ -21,7 +21,7 @@ pub struct Share {
     index: u32,
 }
 
-/// How connections are spread over engines, for code that distributes frames.
+/// The distribution of connections over engines, for code that distributes frames.
 ///
 /// The hash of a connection begins with [`Spread::start_v4`] or [`Spread::start_v6`].
 /// [`Spread::mix`] adds one word after the other: for IPv6 the first three words of the local
@@ -115,7 +115,7 @@ impl Share {
         (0..count).map(one).collect()
     }
 
-    /// How connections are spread over the engines.
+    /// The distribution of connections over the engines.
     #[must_use]
     pub const fn spread(&self) -> Spread {
         self.spread

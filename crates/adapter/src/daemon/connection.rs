@@ -61,7 +61,7 @@ pub(super) struct Outgoing {
     pub(super) offer: Option<End>,
 }
 
-/// Why the queue is not empty after a flush.
+/// The reason why the queue is not empty after a flush.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Flushed {
     /// Everything is sent.

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use toehold_channel::rendezvous::{Kind, Message, MessageError};
 
-/// Why a client is dropped. It keeps the channels that it has.
+/// The reason why a client is dropped. It keeps the channels that it has.
 #[derive(Debug)]
 pub(super) enum Fault {
     /// Not a valid message, or one that only an adapter sends.

@@ -346,7 +346,7 @@ impl Daemon {
         false
     }
 
-    /// Why two ends that belong together are not introduced for now.
+    /// The reason why two ends that belong together are not introduced for now.
     fn reason_against(&mut self, ends: [End; 2]) -> Option<Reason> {
         let uid = |id| self.clients.get(&id).map(|client: &Connection| client.uid);
         match self.registry.know_each_other(ends, uid) {

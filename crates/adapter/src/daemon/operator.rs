@@ -124,7 +124,7 @@ impl Daemon {
     }
 }
 
-/// Why a rule keeps a connection on the kernel, in words.
+/// The reason why a rule keeps a connection on the kernel, in words.
 fn describe_rule(rule: &Rule) -> String {
     format!("{}: {}", Reason::Policy.words(), rule.origin())
 }

@@ -27,7 +27,7 @@ const CAPABILITIES_MAX: u32 = 64;
 /// container may have fewer.
 ///
 /// # Errors
-/// What capget(2) and capset(2) answer.
+/// The errors of capget(2) and capset(2).
 pub(super) fn keep_needed() -> io::Result<()> {
     for capability in (0..CAPABILITIES_MAX).filter(|number| !KEPT.contains(number)) {
         // SAFETY: plain system call. It fails for numbers that the kernel does not know; without

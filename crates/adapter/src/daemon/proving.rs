@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub(super) struct Proving {
     witness: Option<Witness>,
-    /// Why there is no witness, if there should be one.
+    /// The reason why there is no witness, if there should be one.
     pub(super) no_witness: Option<String>,
     doubts: Vec<Doubt>,
     /// Claims that each user may still make, and when that was computed.
@@ -225,7 +225,7 @@ const CLAIMS_PER_DOUBT: u32 = CLAIMS_PER_SECOND / 64;
 const USERS_MAX: usize = 1024;
 /// The most doubts that are kept.
 const DOUBTS_MAX: usize = 1024;
-/// How often a doubt is looked at.
+/// The number of times that a doubt is looked at.
 const TRIES_MAX: u32 = 8;
 /// Time before the first of these looks. It doubles with each look: 6 s in all.
 const DOUBT_WAIT: Duration = Duration::from_millis(25);

@@ -38,7 +38,7 @@ impl Tick {
     /// Makes the timer and installs the signal's handler, for the rest of the process's life.
     ///
     /// # Errors
-    /// What timer_create(2) answers.
+    /// The errors of timer_create(2).
     pub(super) fn new() -> io::Result<Tick> {
         let shared: &'static Shared = Box::leak(Box::new(Shared {
             timer: AtomicPtr::new(null_mut()),

@@ -160,7 +160,7 @@ impl Arrivals {
     /// The address to which programs connect.
     ///
     /// # Errors
-    /// What `getsockname` answers.
+    /// The errors of `getsockname`.
     pub(super) fn address(&self) -> io::Result<SocketAddr> {
         self.relay.local_addr()
     }

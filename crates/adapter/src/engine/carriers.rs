@@ -446,7 +446,7 @@ impl Carriers {
         self.look_due
     }
 
-    /// How many are parked now.
+    /// The number that are parked now.
     pub(super) fn parked(&self) -> usize {
         self.parked + self.of_programs.len()
     }

@@ -1,5 +1,5 @@
-//! How many connections and listeners each program has in the engine, on all engine threads
-//! together.
+//! The number of connections and listeners that each program has in the engine, on all engine
+//! threads together.
 //!
 //! Each connection has a carrier, which is a descriptor of the process. So the number of all
 //! connections is limited, and one program may have three quarters of those that the others leave.

@@ -170,7 +170,7 @@ impl Copying {
         true
     }
 
-    /// How many of the `arrived` bytes of a connection's stream are complete in its ring.
+    /// The number of the `arrived` bytes of a connection's stream that are complete in its ring.
     #[inline]
     pub(super) fn copied(&self, id: ConnectionId, arrived: u64) -> u64 {
         let of_this = self.under_way.iter().filter(|one| one.id == id);

@@ -23,14 +23,14 @@ use crate::firewall::Translation;
 /// Frames of some thousand connections may come at once; the kernel's default of 1,000 would lose
 /// some.
 const QUEUE_FRAMES: u32 = 8_192;
-/// How often opening is tried again because another interface has taken the name.
+/// The number of times that opening is tried again because another interface has taken the name.
 const OTHERS_MAX: u32 = 8;
 
 /// The settings by which a link is opened, now and again.
 #[derive(Clone, Debug)]
 struct Opener {
     settings: Settings,
-    /// How connections are spread over the threads.
+    /// The distribution of connections over the threads.
     spread: Spread,
     /// The thread for which it is; for AF_XDP also the receive queue.
     thread: usize,

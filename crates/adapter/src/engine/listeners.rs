@@ -104,7 +104,7 @@ pub(super) struct Listeners {
     shares: Vec<Share>,
     by_address: BTreeMap<SocketAddr, Known>,
     by_id: BTreeMap<ListenerId, SocketAddr>,
-    /// How many each program has.
+    /// The number that each program has.
     of_each: BTreeMap<ClientId, usize>,
     refused: u64,
 }

@@ -109,7 +109,8 @@ pub(crate) use report::Report;
 use runner::{Own, Runner};
 use settings::Settings;
 
-/// Why there is no engine. The adapter does without, and everything stays on the host path.
+/// The reason why there is no engine. The adapter does without, and everything stays on the host
+/// path.
 #[derive(Debug)]
 pub enum Error {
     /// The TAP device cannot be opened.
@@ -526,5 +527,5 @@ fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     started
 }
 
-/// How long `toehold status` waits for a busy engine.
+/// The time that `toehold status` waits for a busy engine.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(200);

@@ -29,7 +29,7 @@ use super::settings::Checksum;
 const FRAME_BYTES_MAX: usize = 65_536 + 64;
 /// The smallest frame for which a guess is made.
 const FRAME_BYTES_WORTH: usize = 8_192;
-/// How many such frames in a row must continue the stream before a guess is made.
+/// The number of such frames in a row that must continue the stream before a guess is made.
 const RUN_BEFORE_GUESSING: u32 = 3;
 
 /// The acts that are allowed with payload before its frame has been handed to the engine.
@@ -65,7 +65,7 @@ impl Default for FrameReceiver {
 }
 
 impl FrameReceiver {
-    /// How the work with checksums is divided.
+    /// The division of the work with checksums.
     pub(super) fn checksum(&self) -> Checksum {
         self.checksum
     }
@@ -212,7 +212,7 @@ impl FrameReceiver {
         self.run >= RUN_BEFORE_GUESSING
     }
 
-    /// How many payloads were read to where they belong.
+    /// The number of payloads that were read to where they belong.
     pub(super) fn placed(&self) -> u64 {
         self.placed
     }

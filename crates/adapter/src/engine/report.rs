@@ -71,7 +71,7 @@ pub(crate) struct Report {
     pub(crate) memory_bytes: usize,
     /// The most bytes that the kernel can hold in full carriers.
     pub(crate) memory_of_carriers_bytes: usize,
-    /// How often the budget had no room.
+    /// The number of times that the budget had no room.
     pub(crate) memory_refused: u64,
     /// Connections whose bytes ahead of a gap were discarded because memory was short.
     pub(crate) memory_pruned: u64,
@@ -83,7 +83,7 @@ pub(crate) struct Report {
     pub(crate) payloads_in_place: u64,
     /// The work that the link and the copy engine do for the engine.
     pub(crate) switches: Switches,
-    /// How connections behave that begin from now on.
+    /// The settings of connections that begin from now on.
     pub(crate) new_connections: NewConnections,
     /// Payloads that a copy engine brought to a program's ring, and their bytes.
     pub(crate) payloads_by_engine: u64,
@@ -157,7 +157,7 @@ pub(crate) struct SharedReport {
 /// Connections that one thread reports; more would make the status long.
 pub(crate) const FLOWS_REPORTED_MAX: usize = 256;
 
-/// How one connection behaves.
+/// The settings of one connection.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct FlowReport {
     pub(crate) local: String,
@@ -255,7 +255,7 @@ impl Report {
     }
 }
 
-/// How many frames were malformed, by reason.
+/// The number of frames that were malformed, by reason.
 pub(crate) fn malformed_by_reason(counters: &Counters) -> BTreeMap<String, u64> {
     let all = Malformed::ALL.into_iter();
     all.map(|reason| (reason.to_string(), counters.malformed(reason)))

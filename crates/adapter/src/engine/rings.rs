@@ -142,7 +142,7 @@ pub(super) struct Rings {
     /// The sum of `held`.
     all: Holding,
     bytes_max: usize,
-    /// How often the budget had no room.
+    /// The number of times that the budget had no room.
     refused: u64,
     /// Programs whose share had no room since the last call.
     wanting: BTreeSet<Program>,
@@ -340,7 +340,7 @@ impl Rings {
         self.all.carrier_bytes()
     }
 
-    /// How often the budget had no room.
+    /// The number of times that the budget had no room.
     pub(super) fn refused(&self) -> u64 {
         self.refused
     }

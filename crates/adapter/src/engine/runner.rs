@@ -74,7 +74,7 @@ pub(super) struct Runner {
     ports: Ports,
     mtu: u16,
     mtu_is_fixed: bool,
-    /// How long to wait for more work after a wake-up, and how many frames to take in a row.
+    /// The time to wait for more work after a wake-up, and how many frames to take in a row.
     coalesce: Duration,
     batch: usize,
     /// Payload of large frames is received where the program reads it.
@@ -83,7 +83,7 @@ pub(super) struct Runner {
     quota: usize,
     /// Most memory of all threads together.
     memory_bytes: usize,
-    /// How connections behave that begin from now on.
+    /// The settings of connections that begin from now on.
     connections: ByDestination,
     listeners: Listeners,
     /// When to look whether all listeners are there, and the earliest time for it after the last

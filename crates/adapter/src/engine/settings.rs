@@ -94,7 +94,7 @@ pub struct Settings {
     pub copy_engine: CopyEngine,
     /// Shorter payload is copied at once. `None`: as the copy engine is calibrated.
     pub copybreak: Option<usize>,
-    /// How long the engine waits after a wake-up for more to be done at once.
+    /// The time that the engine waits after a wake-up for more to be done at once.
     pub coalesce: Duration,
     /// Most frames taken off the link before everybody else's turn.
     pub batch: usize,
@@ -103,7 +103,7 @@ pub struct Settings {
     pub quota: usize,
     /// Most memory of the engine's own for bytes in flight, of all connections together.
     pub memory_bytes: usize,
-    /// How new connections behave.
+    /// The settings of new connections.
     pub connections: ByDestination,
     /// Threads of the engine, each with its share of the device's frames.
     pub threads: usize,

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long a carrier may be silent.
+/// The time that a carrier may be silent.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
 /// The most silent carriers.
 pub(super) const COUNT_MAX: usize = 4096;

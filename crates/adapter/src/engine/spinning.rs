@@ -1,4 +1,4 @@
-//! How long the engine's thread looks for more work before it sleeps.
+//! The time that the engine's thread looks for more work before it sleeps.
 //!
 //! A sleep costs a wake-up, and the program a system call to cause it; spinning keeps a core busy.
 //! [`toehold_stream::spin`] decides, as in the programs. Between looks the thread yields to the

@@ -100,7 +100,7 @@ pub(super) fn report_peer_close(socket: &impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_keepalive(socket, true)?)
 }
 
-/// How long the kernel keeps a closed socket whose other end is open. Read once.
+/// The time that the kernel keeps a closed socket whose other end is open. Read once.
 fn fin_timeout_seconds() -> u64 {
     static SECONDS: OnceLock<u64> = OnceLock::new();
     *SECONDS.get_or_init(|| {
@@ -183,7 +183,7 @@ const UNSENT_BYTES_MAX: libc::c_int = 64 << 10;
 const RELAY_BACKLOG: i32 = 4096;
 /// Ports that are tried before the kernel chooses.
 const PORTS_TRIED_MAX: usize = 16;
-/// How often to look whether a socket is gone, once it could be.
+/// The interval at which to look whether a socket is gone, once it could be.
 const GONE_PROBE_INTERVAL: Duration = Duration::from_secs(10);
-/// How long the kernel holds back connections without data.
+/// The time that the kernel holds back connections without data.
 const SILENCE_SECONDS: libc::c_int = 1;

@@ -67,8 +67,8 @@ impl Mappings {
         })
     }
 
-    /// Why the library has not patched the process's system calls. The library publishes the reason
-    /// as the name of a mapping.
+    /// The reason why the library has not patched the process's system calls. The library publishes
+    /// the reason as the name of a mapping.
     pub(crate) fn refusal(&self) -> Option<&str> {
         let mut lines = self.0.lines();
         let name = lines.find_map(|line| Some(line.split_once(REFUSAL_NAME)?.1))?;

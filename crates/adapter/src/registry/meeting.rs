@@ -1,4 +1,4 @@
-//! How two ends of a connection find each other: by mirrored tuples, or by sequence numbers and the
+//! The two ends of a connection find each other: by mirrored tuples, or by sequence numbers and the
 //! caller's proof.
 
 use super::{Ask, End, EntryKey, Match, Numbers, Outcome, Registry, RequestState, TableId, Tuple};

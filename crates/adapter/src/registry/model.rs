@@ -161,7 +161,7 @@ pub struct Ask {
     /// The inode of the listening socket that accepted the connection, if its process has that
     /// socket; otherwise 0.
     pub listener: u64,
-    /// How often the process has forked.
+    /// The number of times that the process has forked.
     pub forks: u32,
     /// Whether it needs the slab's descriptor even if it was given that before.
     pub wants_slab: bool,
@@ -187,7 +187,8 @@ pub struct Match {
     pub pair: PairId,
     /// Its number in that pair.
     pub slot: u32,
-    /// How often the process of each side has forked. A slab with other counts must not be used.
+    /// The number of times that the process of each side has forked. A slab with other counts must
+    /// not be used.
     pub forks: Forks,
     /// The ends that are offered side 0 and side 1.
     pub sides: [Introduction; 2],
@@ -250,7 +251,7 @@ pub enum Policy {
     AnyUser,
 }
 
-/// How much the adapter keeps for its clients.
+/// The amount that the adapter keeps for its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Channels in all: each has a region.

@@ -560,7 +560,7 @@ const CORES_ELSEWHERE_QUIET: f64 = 0.05;
 /// In a shorter round, one step of the CPU clock is more than 2 % of one core.
 const SECONDS_SHORT: f64 = 0.5;
 
-/// How often connections are listed in the extra round.
+/// The interval at which connections are listed in the extra round.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 const ADAPTER_TIMEOUT: Duration = Duration::from_secs(5);

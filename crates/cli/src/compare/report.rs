@@ -25,7 +25,7 @@ pub(crate) struct Report {
     pub(crate) environment: Environment,
     /// Metrics in the order of the table.
     pub(crate) metrics: Vec<MetricReport>,
-    /// Why system calls were not counted, when they were not.
+    /// The reason why system calls were not counted, when they were not.
     pub(crate) syscalls_not_counted: Option<String>,
     /// Warnings that a reader needs to judge the numbers.
     pub(crate) warnings: Vec<String>,
@@ -42,11 +42,11 @@ pub(crate) struct Plan {
     pub(crate) client: String,
     /// The tool whose format the client's output has; `None` for wall time.
     pub(crate) client_tool: Option<&'static str>,
-    /// How the server's readiness was detected.
+    /// The way by which the server's readiness was detected.
     pub(crate) ready: String,
-    /// How accelerated programs waited.
+    /// The wait mode of accelerated programs.
     pub(crate) wait: WaitChoice,
-    /// How the two sides were placed.
+    /// The placement of the two sides.
     pub(crate) pin: Pin,
     /// The cores that resulted from `pin`.
     pub(crate) placement: Placement,

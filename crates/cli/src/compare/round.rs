@@ -30,7 +30,7 @@ pub(crate) struct Setup {
     pub(crate) tool: Option<Tool>,
     /// When the server is ready.
     pub(crate) ready: Ready,
-    /// How accelerated programs wait.
+    /// The wait mode of accelerated programs.
     pub(crate) wait: WaitChoice,
     /// The cores of each side.
     pub(crate) placement: Placement,

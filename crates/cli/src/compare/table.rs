@@ -143,7 +143,7 @@ fn arm_notes(arm: &ArmReport) -> Vec<String> {
     notes
 }
 
-/// How the two sides were placed, in words.
+/// The placement of the two sides, in words.
 pub(crate) fn placement(report: &Report) -> String {
     let cores = |cores: &Option<Vec<usize>>| match cores {
         None => "any core".to_owned(),

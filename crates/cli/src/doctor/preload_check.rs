@@ -83,7 +83,7 @@ const LIBRARY_DIRECTORIES: [&str; 9] = [
     "usr/local/lib",
 ];
 
-/// How a program is tested.
+/// The kind of a test of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trial {
     /// Its dynamic linker loads it with all its libraries and does not run it.

@@ -50,7 +50,7 @@ pub(super) struct HttpArgs {
     span: SpanArgs,
 }
 
-/// How long a client measures, and when it begins an operation.
+/// The time that a client measures, and when it begins an operation.
 #[derive(Args, Debug)]
 struct SpanArgs {
     /// Measured time

@@ -82,7 +82,7 @@ fn cause(error: Error) -> io::Error {
     }
 }
 
-/// Why a running program was not patched, as far as its file and the kernel tell.
+/// The reason why a running program was not patched, as far as its file and the kernel tell.
 pub(crate) fn obstacle(process: libc::pid_t) -> Option<Sentence> {
     toehold_patcher::obstacle(process).map(Sentence)
 }

@@ -20,7 +20,7 @@ pub(crate) struct Status {
     /// The adapter's TCP engine, if it has one.
     #[serde(default)]
     pub(crate) engine: Option<Engine>,
-    /// Why there is no engine, although one was wanted.
+    /// The reason why there is no engine, although one was wanted.
     #[serde(default)]
     pub(crate) no_engine: Option<String>,
     /// The system adapter's: whether it pairs connections between network namespaces: `yes`, or
@@ -177,7 +177,7 @@ pub(crate) struct Connection {
     pub(crate) path: String,
     pub(super) tx_path: String,
     pub(super) rx_path: String,
-    /// Why it is on the host path.
+    /// The reason why it is on the host path.
     pub(crate) reason: String,
     pub(super) bytes_host_tx: u64,
     pub(super) bytes_host_rx: u64,

@@ -66,7 +66,7 @@ fn reason(one: &unserved::Bare) -> String {
     }
 }
 
-/// Why a program without a loader is not patched, though it was to be.
+/// The reason why a program without a loader is not patched, though it was to be.
 #[cfg(target_arch = "x86_64")]
 fn unpatched(pid: u32) -> String {
     match (patched::obstacle(pid as libc::pid_t), unserved::tracer(pid)) {

@@ -197,7 +197,7 @@ fn switched(switches: &Switches) -> String {
     )
 }
 
-/// How new connections behave, as `toehold adapter --set` spells it.
+/// The settings of new connections, as `toehold adapter --set` spells it.
 fn behaviour(settings: &NewConnections) -> String {
     let keepalive = match settings.keepalive_s {
         Some(seconds) => seconds.to_string(),

@@ -1,4 +1,4 @@
-//! How a connection of the adapter's engine behaves, in two lines.
+//! The state of a connection of the adapter's engine, in two lines.
 
 use super::answer::{Connection, Flow};
 use super::count::count;

@@ -222,7 +222,7 @@ fn escaped(value: &str) -> String {
     value.replace('\n', "\\n")
 }
 
-/// How long a caller may take for its request, and for each part of the answer.
+/// The time that a caller may take for its request, and for each part of the answer.
 const CALLER_TIMEOUT: Duration = Duration::from_secs(2);
 const REQUEST_BYTES_MAX: usize = 16_384;
 

@@ -89,7 +89,7 @@ enum PathShown {
 }
 
 impl PathShown {
-    /// How the adapter spells it.
+    /// The adapter's word for it.
     fn word(self) -> &'static str {
         match self {
             PathShown::Direct => "direct",

@@ -136,7 +136,7 @@ pub struct Calibration {
     pub copybreak_out: Copybreak,
     /// The duration of measuring; zero for a remembered calibration.
     pub took: Duration,
-    /// Why a copybreak differs from the measured one; `None` if none differs.
+    /// The reason why a copybreak differs from the measured one; `None` if none differs.
     pub overridden: Option<String>,
 }
 

@@ -25,7 +25,7 @@ pub trait Portal: Send {
     fn is_alive(&self) -> bool;
 }
 
-/// Why a descriptor was not taken.
+/// The reason why a descriptor was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PortalError {
     /// The queue is full.
@@ -34,7 +34,7 @@ pub enum PortalError {
     Gone,
 }
 
-/// How a queue is shared, which decides the instruction.
+/// The mode in which a queue is shared, which decides the instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mode {
     /// Used by this process alone: `movdir64b`, and we count the used entries.

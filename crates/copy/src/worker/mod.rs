@@ -50,7 +50,7 @@ struct Record {
     begin: u64,
 }
 
-/// How to run a [`Worker`].
+/// The options of a [`Worker`].
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerOptions {
     /// Operations in its queue; at least the channel's entries to make use of them.

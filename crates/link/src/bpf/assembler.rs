@@ -44,7 +44,7 @@ pub enum Register {
     R10 = 10,
 }
 
-/// How many bytes a load or store moves (section 5).
+/// The number of bytes that a load or store moves (section 5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Size {
     /// Four.

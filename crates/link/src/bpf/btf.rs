@@ -33,7 +33,7 @@ pub struct Field {
     pub bits: Option<(u32, u32)>,
 }
 
-/// Why a field was not found.
+/// The reason why a field was not found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum BtfError {
     /// The file cannot be read: the kernel was built without BTF, or permission is missing.

@@ -39,7 +39,7 @@ use ring::Ring;
 
 pub use ring::Arrival;
 
-/// How a packet socket is opened.
+/// The options of a packet socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PacketOptions {
     /// The Ethernet address whose frames are taken. `None`: the IP addresses are shared with the
@@ -61,7 +61,7 @@ pub struct Group {
     pub spread: Spread,
 }
 
-/// Why a packet socket cannot be opened.
+/// The reason why a packet socket cannot be opened.
 #[derive(Debug)]
 pub enum PacketError {
     /// CAP_NET_RAW is missing.

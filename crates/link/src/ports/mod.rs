@@ -27,7 +27,7 @@ use crate::bpf::{Attachment, Map, MapKind, Program, ProgramKind};
 use crate::interface::Interfaces;
 use program::{CONNECTED, KEY_BYTES, LISTENING, Maps, Way};
 
-/// How a port of a shared address is used.
+/// The use of a port of a shared address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PortUse {
     /// The engine accepts new connections on this port, and may have connections there.
@@ -178,7 +178,7 @@ fn key_of((ip, port): End) -> [u8; KEY_BYTES] {
     key
 }
 
-/// Why ports cannot be taken from the kernel.
+/// The reason why ports cannot be taken from the kernel.
 #[derive(Debug)]
 pub enum PortError {
     /// There is no such interface.

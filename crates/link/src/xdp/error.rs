@@ -1,10 +1,10 @@
-//! Why an AF_XDP link cannot be opened.
+//! The reason why an AF_XDP link cannot be opened.
 
 use std::fmt;
 use std::fs;
 use std::io;
 
-/// Why there is no AF_XDP link.
+/// The reason why there is no AF_XDP link.
 #[derive(Debug)]
 pub enum XdpError {
     /// There is no such interface.

@@ -21,7 +21,7 @@ use super::steering::{XdpMode, XdpSteering};
 use super::umem::Umem;
 use crate::vnet::VnetHeader;
 
-/// How a socket is opened.
+/// The options of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct XdpOptions {
     /// The most received frames that may wait; a power of two.

@@ -1,4 +1,4 @@
-//! How often each call came to the door, for tests.
+//! The number of times that each call came to the door, for tests.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

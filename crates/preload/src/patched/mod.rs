@@ -48,7 +48,7 @@ pub(crate) struct Doors {
     wanted_count: u64,
     /// Size of a thread's area in bytes.
     area_bytes: u64,
-    /// How often each call came here, by its number: [`counts::COUNTS_LEN`] words.
+    /// The number of times that each call came here, by its number: [`counts::COUNTS_LEN`] words.
     counts: *const counts::Counts,
     /// The words of threads that enter by `private`.
     words_private: Words,

@@ -1,5 +1,6 @@
-//! Why the library's constructor has not patched a program. The reason is always given to `toehold
-//! status`, and printed on standard error if `toehold run` itself has become the program.
+//! The reason why the library's constructor has not patched a program. The reason is always given
+//! to `toehold status`, and printed on standard error if `toehold run` itself has become the
+//! program.
 //!
 //! `status` reads the mappings of programs. So the reason is passed as the name of a mapping, which
 //! is never touched. The mapping exists exactly as long as the reason is true: as long as the

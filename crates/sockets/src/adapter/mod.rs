@@ -214,7 +214,7 @@ pub(crate) fn connect_if_needed() -> Option<i32> {
     Some(fd)
 }
 
-/// Why [`connect_if_needed`] has failed.
+/// The reason why [`connect_if_needed`] has failed.
 pub(crate) fn connect_failure() -> Reason {
     match IS_OUT_OF_REACH.load(Ordering::Relaxed) {
         true => Reason::OutOfReach,

@@ -191,7 +191,7 @@ pub unsafe fn accept4(
     result
 }
 
-/// How an `accept` goes on.
+/// The next step of an `accept`.
 enum AcceptStep {
     /// A connection came by a parked carrier, or the call ends without one.
     Done(c_int),

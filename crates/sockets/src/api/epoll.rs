@@ -133,8 +133,8 @@ unsafe fn wait_on(
     })
 }
 
-/// How many of the `count` places for events can be written. The kernel notices a bad page only
-/// when it has an event for it. `None` when no place can be written.
+/// The number of the `count` places for events that can be written. The kernel notices a bad page
+/// only when it has an event for it. `None` when no place can be written.
 #[inline]
 fn places(events: *mut epoll_event, count: usize) -> Option<usize> {
     const PAGE_BYTES: usize = 4096;

@@ -205,7 +205,7 @@ fn kept_or(
     found.max(0) + added as c_int
 }
 
-/// How many of `count` descriptors the kernel looks at: at most the size of the process's
+/// The number of `count` descriptors that the kernel looks at: at most the size of the process's
 /// descriptor table (`core_sys_select` in fs/select.c). Programs may give a count that is larger
 /// than their sets.
 #[inline]

@@ -10,7 +10,7 @@ use toehold_channel::table::{Entry, FLAG_UNIX};
 use crate::connection::{self, Connection};
 use crate::system::sys;
 
-/// How many bytes a receive without `MSG_WAITALL` waits for.
+/// The number of bytes that a receive without `MSG_WAITALL` waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitsFor {
     /// The value of `SO_RCVLOWAT`.

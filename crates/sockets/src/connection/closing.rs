@@ -1,4 +1,4 @@
-//! How descriptors are duplicated and closed, and the effect on their connections.
+//! Duplicating and closing descriptors, and the effect on their connections.
 //!
 //! A call that sleeps on a connection may find its number closed when it wakes, and given to
 //! another connection. To the kernel a call belongs to the file with which it began. Here it

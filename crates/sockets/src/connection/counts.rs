@@ -49,7 +49,7 @@ const FIN_SENT: [u8; 5] = [
 /// States after the peer's FIN, which is counted as a byte, too (`tcp_rcv_nxt_update`).
 const FIN_RECEIVED: [u8; 4] = [TCP_TIME_WAIT, TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING];
 
-/// How often we compare before we give up, because bytes may be moving.
+/// The number of times that we compare before we give up, because bytes may be moving.
 const LOOKS_MAX: usize = 4;
 
 impl Info {
@@ -99,8 +99,8 @@ fn count(connection: &Connection) -> Option<Counted> {
     None
 }
 
-/// How often the kernel is asked, and at which interval, while bytes are moving. No member of the
-/// family sends (or receives) meanwhile, so the bytes soon come to rest.
+/// The number of times that the kernel is asked, and at which interval, while bytes are moving. No
+/// member of the family sends (or receives) meanwhile, so the bytes soon come to rest.
 const ASKS_MAX: usize = 4_000;
 const ASK_AGAIN_NS: u64 = 50_000;
 

@@ -179,7 +179,7 @@ pub(crate) fn leave_pair(local: &Local) {
     }
 }
 
-/// How a region was left.
+/// The way in which a region was left.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
     /// Nobody here is inside any more.

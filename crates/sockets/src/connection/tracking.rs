@@ -1,4 +1,4 @@
-//! How a connection begins to be known.
+//! The first time that a connection is known.
 
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering;

@@ -144,8 +144,8 @@ pub(crate) enum Awaited {
 }
 
 impl Awaited {
-    /// How long that may take: longer only when the thread is kept from running. It may leave bytes
-    /// of the ring where they are (`SO_RCVLOWAT`).
+    /// The time that this may take: longer only when the thread is kept from running. It may leave
+    /// bytes of the ring where they are (`SO_RCVLOWAT`).
     pub(crate) fn for_ns(self) -> u64 {
         match self {
             Awaited::Doorbell => 100_000_000,

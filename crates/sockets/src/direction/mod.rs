@@ -33,7 +33,7 @@ use crate::waiting::sleepers;
 /// Longer messages hide the cost of the general code, and of cache misses, behind their copy.
 pub(crate) const SHORT_BYTES: usize = 512;
 
-/// How a sender without credit may go on.
+/// The next step of a sender without credit.
 pub(crate) enum Credit {
     /// There is credit after all.
     Here,
@@ -104,8 +104,8 @@ pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
     }
 }
 
-/// How the program will wait for the credit is unknown when it neither sleeps nor has the
-/// connection on a ready bitmap: ask for a doorbell.
+/// The way in which the program will wait for the credit is unknown when it neither sleeps nor has
+/// the connection on a ready bitmap: ask for a doorbell.
 fn ask_for_doorbell(connection: &Connection, end: &End<'_>) -> Credit {
     let entry = connection.entry;
     {

@@ -366,8 +366,8 @@ fn pause_after(waited_ns: u64) {
     }
 }
 
-/// How long a doorbell may be under way, because the peer is just sending it or the kernel delays
-/// it ([`notifier::notify_late`]).
+/// The time that a doorbell may be under way, because the peer is just sending it or the kernel
+/// delays it ([`notifier::notify_late`]).
 const DOORBELL_NS: u64 = 400_000_000;
 
 /// The descriptor is about to be used without the library (by another program, or by a kernel

@@ -48,7 +48,7 @@ pub(super) struct Epoll {
     pub(super) fd: AtomicI32,
     /// Its number in our table.
     pub(super) number: AtomicU32,
-    /// How many instances had this number and were closed: see [`Instance`].
+    /// The number of instances that had this number and were closed: see [`Instance`].
     pub(super) generation: AtomicU32,
     /// Whether the program waits on it through us ([`super::first_wait`]).
     pub(super) waits: AtomicU32,
@@ -324,8 +324,8 @@ impl Epoll {
         self.moves.fetch_add(1, MEMBERS_SEQ_CST);
     }
 
-    /// How often the owner of a member has changed. If a call finds one number before its look at
-    /// the rings and after the kernel's answer, no owner changed in between.
+    /// The number of times that the owner of a member has changed. If a call finds one number
+    /// before its look at the rings and after the kernel's answer, no owner changed in between.
     #[inline]
     pub(super) fn moves(&self) -> u32 {
         self.moves.load(MEMBERS_SEQ_CST)

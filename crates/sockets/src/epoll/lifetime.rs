@@ -1,4 +1,4 @@
-//! How instances are created, duplicated, inherited by a fork, and closed.
+//! Instances: creating, duplicating and closing them, and their inheritance by a fork.
 
 use core::sync::atomic::Ordering;
 

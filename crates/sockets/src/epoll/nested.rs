@@ -436,7 +436,7 @@ impl Nested {
             && (events & EDGE == 0 || self.news() != self.told())
     }
 
-    /// How much news the instance has had.
+    /// The amount of news that the instance has had.
     fn news(&self) -> u32 {
         epoll(self.number.load(Ordering::Relaxed))
             .map_or(0, |inner| inner.news.load(Ordering::Relaxed))

@@ -1,4 +1,4 @@
-//! How a thread that sleeps on an instance announces that to all threads and peers that may have to
+//! A thread that sleeps on an instance announces that to all threads and peers that may have to
 //! wake it.
 
 use core::mem::MaybeUninit;

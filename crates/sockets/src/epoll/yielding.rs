@@ -19,8 +19,8 @@ use crate::epoll::instance::Epoll;
 use crate::memory::pairs::Pair;
 use crate::system::sys;
 
-/// How long a thread is busy before it yields, and before it yields again. A turn of another thread
-/// costs two context switches.
+/// The time that a thread is busy before it yields, and before it yields again. A turn of another
+/// thread costs two context switches.
 const BUSY_NS: u64 = 100_000;
 /// The most peers that are looked at. Each look may fetch a cache line from another processor.
 const PEERS_MAX: usize = 16;

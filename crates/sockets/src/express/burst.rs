@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// This many connections in a row, none of which has ended, are a burst.
 const BURST_MIN: u32 = super::carriers::PARKED_MAX;
-/// How long the next burst is expected after a burst.
+/// The time that the next burst is expected after a burst.
 const BURST_NS: u64 = 2_000_000_000;
 
 /// Counts the connections of one role. Updates may be lost, because the count is only a guess.

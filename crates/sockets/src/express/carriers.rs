@@ -56,7 +56,7 @@ const IDLE_NS: u64 = 2_000_000_000;
 /// The greatest age of a carrier.
 const AGE_NS: u64 = 10_000_000_000;
 
-/// Why a carrier is retired.
+/// The reason why a carrier is retired.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RetireReason {
     /// The carrier has been parked for long enough.
@@ -93,7 +93,7 @@ pub(super) fn are_any() -> bool {
         .any(|list| list.count.load(Ordering::Relaxed) != 0)
 }
 
-/// How many carriers may be parked in a role, by the last reading of the limit.
+/// The number of carriers that may be parked in a role, by the last reading of the limit.
 pub(super) fn most() -> u32 {
     MOST.load(Ordering::Relaxed)
 }

@@ -28,9 +28,9 @@ use crate::connection::Connection;
 use crate::connection::counts;
 use crate::waiting::seen_waits;
 
-/// How many ordinary connections in a row must have been seen, the first time.
+/// The number of ordinary connections in a row that must have been seen, the first time.
 const NEEDED_FIRST: u32 = 2;
-/// How often that number is doubled at most.
+/// The most times that this number is doubled.
 const DOUBLINGS_MAX: u32 = 12;
 /// How often a pause after seeds in vain is doubled at most: to 512 connections. An end meets the
 /// other end in a seed only while neither pauses, so a long pause of both outlasts its cause. (With
@@ -49,13 +49,13 @@ const _: () = assert!(NEEDED_FIRST << DOUBLINGS_MAX <= SEEN_MASK);
 /// Counts of connections that have ended. Updates may be lost, because the counts are hints; each
 /// lost update affects one connection.
 pub(super) struct Evidence {
-    /// How often the needed number was doubled, in the upper bits; how many connections in a row
-    /// were seen, in the lower bits.
+    /// The number of times that the needed number was doubled, in the upper bits; how many
+    /// connections in a row were seen, in the lower bits.
     word: AtomicU32,
     /// Connections that were not seen.
     unseen: AtomicU32,
-    /// How often repeated seeds have failed, in the upper bits; how many connections must pass
-    /// before the next seed, in the lower bits.
+    /// The number of times that repeated seeds have failed, in the upper bits; how many connections
+    /// must pass before the next seed, in the lower bits.
     pause: AtomicU32,
 }
 

@@ -212,10 +212,10 @@ fn announce(pair: &Pair) -> bool {
 /// [`WITHDRAWN`] after the waiting connections were given up.
 static PAUSED_NS: AtomicU64 = AtomicU64::new(0);
 const WITHDRAWN: u64 = u64::MAX;
-/// How long the listener may be removed while connections still come to its queues. nginx removes
-/// its listener and adds it again at once, with every 16th connection. (When the queues were closed
-/// meanwhile, a client that had just claimed a carrier lost it: most carriers of two workers ended
-/// so.)
+/// The time that the listener may be removed while connections still come to its queues. nginx
+/// removes its listener and adds it again at once, with every 16th connection. (When the queues
+/// were closed meanwhile, a client that had just claimed a carrier lost it: most carriers of two
+/// workers ended so.)
 const PAUSE_NS: u64 = 1_000_000;
 
 /// The program stops waiting for connections, perhaps only for a moment, or because it has enough
@@ -232,7 +232,7 @@ fn go_on() {
     }
 }
 
-/// How often the program has set options of a listener that is served.
+/// The number of times that the program has set options of a listener that is served.
 static OPTIONS_SET: AtomicU32 = AtomicU32::new(0);
 
 /// Identifies the set of listener options with which a connection was accepted.

@@ -11,8 +11,8 @@ use super::{destinations, turns};
 use crate::connection::Connection;
 use crate::system::sys;
 
-/// How long the kernel may take to connect, and to take the bytes. On one host both are immediate,
-/// unless the listener's queue is full.
+/// The time that the kernel may take to connect, and to take the bytes. On one host both are
+/// immediate, unless the listener's queue is full.
 const LIMIT_NS: u64 = 1_000_000_000;
 
 /// The program has closed a connection that was not accepted. Its bytes must still arrive.

@@ -1,4 +1,4 @@
-//! How a carrier begins: an ordinary connection whose ends pair it at once.
+//! The beginning of a carrier: an ordinary connection whose ends pair it at once.
 //!
 //! Both ends choose the same connections without a message, by a hash of the client's port. The
 //! client asks for a partner in `connect`, the server in `accept`. Both wait for a moment, before
@@ -45,18 +45,19 @@ use crate::waiting::seen_waits;
 const LEVEL_FIRST: u32 = 4;
 /// As [`LEVEL_FIRST`], after many waits in vain.
 const LEVEL_MAX: u32 = 10;
-/// How long the client waits for the server to accept and to ask. The longer time is for a known
-/// server, which has done so before: other connections of this client may be in its queue before
-/// this one.
+/// The time that the client waits for the server to accept and to ask. The longer time is for a
+/// known server, which has done so before: other connections of this client may be in its queue
+/// before this one.
 const CONNECTING_NS: u64 = 3_000_000;
 const CONNECTING_KNOWN_NS: u64 = 4_000_000;
-/// How long the server waits. A client that asks has already asked when the server accepts.
+/// The time that the server waits. A client that asks has already asked when the server accepts.
 const ACCEPTING_NS: u64 = 1_000_000;
 const ACCEPTING_KNOWN_NS: u64 = 2_000_000;
-/// How long the server waits when the adapter knows no request: the client may be between its
+/// The time that the server waits when the adapter knows no request: the client may be between its
 /// `connect` and its request.
 const REFUSED_NS: u64 = 150_000;
-/// How many connections of clients that still chose fewer ports may be in a server's queue.
+/// The number of connections of clients that still chose fewer ports which may be in a server's
+/// queue.
 const QUEUED_MAX: u32 = 8;
 /// Limit of all waits of an end together: this time, plus this share (as a power of two) of the
 /// time that passes.
@@ -73,7 +74,7 @@ const CARRIER_SHARE_LOG2: u32 = 2;
 const SAVED_NS: u64 = 20_000;
 /// Time between two looks at the adapter's answer.
 const LOOK_NS: u64 = 30_000;
-/// How many looks at the other end's progress follow each other without a sleep.
+/// The number of looks at the other end's progress that follow each other without a sleep.
 const YIELDS_MAX: u32 = 8;
 
 /// How often an end waits for its usual time, at most. A test that wants every connection on a
@@ -95,7 +96,7 @@ fn next_level(level: u32, is_carrier: bool) -> u32 {
     }
 }
 
-/// How much of an end's waiting time one wait uses up.
+/// The part of an end's waiting time that one wait uses up.
 fn counted_ns(waited_ns: u64, is_carrier: bool) -> u64 {
     match is_carrier {
         true => waited_ns >> CARRIER_SHARE_LOG2,

@@ -64,7 +64,7 @@ pub(super) fn begin(index: u32, local: &Local) {
     }
 }
 
-/// How long a sleep may last until the next look; `None` while nothing is watched.
+/// The time that a sleep may last until the next look; `None` while nothing is watched.
 pub(super) fn limit_ns() -> Option<u64> {
     if !ARE_ANY.load(Ordering::Relaxed) {
         return None;

@@ -45,7 +45,7 @@ fn owner_word_of(thread: usize) -> u32 {
     process::pid() << THREAD_BITS | fingerprint & ((1 << THREAD_BITS) - 1)
 }
 
-/// How a family lock is opened. Release pairs with the Acquire in [`try_lock`].
+/// The ordering with which a family lock is opened. Release pairs with the Acquire in [`try_lock`].
 pub(crate) const UNLOCK_RELEASE: Ordering = Ordering::Release;
 
 /// A held family lock; released on drop.
@@ -104,7 +104,7 @@ pub(crate) struct Waited<'a> {
     pub(crate) is_inherited: bool,
 }
 
-/// How long to wait for a living holder, which copies at most a ring's worth of bytes. A holder
+/// The time to wait for a living holder, which copies at most a ring's worth of bytes. A holder
 /// that takes longer is stopped by a signal or a debugger, or the word is forged.
 pub(crate) const WAIT_NS_MAX: u64 = 10_000_000_000;
 
@@ -180,7 +180,7 @@ fn inherit_from(word: &AtomicU32, owner: u32) -> Option<Waited<'_>> {
     })
 }
 
-/// How a thread waits for a lock: it spins, then yields, then sleeps.
+/// A thread's wait for a lock: it spins, then yields, then sleeps.
 ///
 /// It must sleep: `sched_yield` lets only threads of the same priority run, so a real-time thread
 /// that yields for ever would keep the holder off the processor until the kernel throttles it

@@ -26,7 +26,8 @@ use crate::system::{errno, sys};
 use crate::transfer::buffers::{self, part};
 use crate::{adapter, process};
 
-/// How long the carrier's handshake may take. The kernel makes it on loopback without the relay.
+/// The time that the carrier's handshake may take. The kernel makes it on loopback without the
+/// relay.
 const RELAY_NS: u64 = 200_000_000;
 
 const PREAMBLE_SENT: isize = PREAMBLE_BYTES as isize;

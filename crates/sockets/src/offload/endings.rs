@@ -1,4 +1,4 @@
-//! Why a connection through the engine has ended.
+//! The reason why a connection through the engine has ended.
 //!
 //! The kernel knows only that the carrier was reset: a reset is the only error that an adapter can
 //! cause on a carrier. When the remote was silent, a kernel connection would end with `ETIMEDOUT`

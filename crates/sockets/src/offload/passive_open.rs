@@ -15,7 +15,7 @@ use crate::offload::{addresses, endings, liveness, questions, routing};
 use crate::process::{self, descriptors};
 use crate::system::sys;
 
-/// How long each `listen` waits for the engine to listen as well. With a stopped adapter each
+/// The time that each `listen` waits for the engine to listen as well. With a stopped adapter each
 /// `listen` takes this long.
 const REPLY_NS: u64 = 250_000_000;
 

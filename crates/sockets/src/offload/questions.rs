@@ -10,7 +10,7 @@ use crate::offload::routing;
 use crate::process::family;
 use crate::system::sys;
 
-/// How long a program's first `connect` or `listen` waits for the adapter's answer about its
+/// The time that a program's first `connect` or `listen` waits for the adapter's answer about its
 /// engine. The time is long, because the program's listeners are served only if the answer comes,
 /// and on a busy host the adapter may have to wait for a processor.
 const FIRST_REPLY_NS: u64 = 1_000_000_000;

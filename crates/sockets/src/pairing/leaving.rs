@@ -35,7 +35,7 @@ use crate::process::holders;
 use crate::system::{errno, sys};
 use crate::{adapter, lock};
 
-/// How long a channel may be paused before it is given up.
+/// The time that a channel may be paused before it is given up.
 const LEAVE_AFTER_NS: u64 = 100_000_000;
 
 /// True when a channel has been paused long enough to give it up.

@@ -1,4 +1,4 @@
-//! How a plain connection gets a channel, and gives it up again.
+//! A plain connection gets a channel, and gives it up again.
 //!
 //! ```text
 //!   enough traffic ─► ask the adapter (never waiting) ─► its offer changes a word of our entry

@@ -45,7 +45,8 @@ pub fn is_allowed(known: u32) -> bool {
     filters() <= known
 }
 
-/// How many filters this process has; if the kernel does not count them, 1 for any number.
+/// The number of filters that this process has; if the kernel does not count them, 1 for any
+/// number.
 fn filters() -> u32 {
     let (mut mode, mut count) = (0, None);
     each_line_of_status(|text, number| {

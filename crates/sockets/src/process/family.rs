@@ -1,4 +1,4 @@
-//! How a process gets its family's table: it makes a table, or it takes over the table of the
+//! A process gets its family's table: it makes a table, or it takes over the table of the
 //! program that ran in this process before.
 
 use core::sync::atomic::Ordering;

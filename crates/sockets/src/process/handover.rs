@@ -46,7 +46,7 @@ use crate::waiting::sleepers;
 /// The most connections of a process whose channels are handed over. Further connections go back to
 /// their carriers.
 const RESUMED_MAX: u32 = 1024;
-/// How long the adapter may take for its answers to all of them.
+/// The time that the adapter may take for its answers to all of them.
 const ANSWERS_NS: u64 = 500_000_000;
 /// First word of a hand-over: "TOEHOLDE".
 const MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDE");

@@ -33,7 +33,7 @@ static PID: AtomicU32 = AtomicU32::new(0);
 static WAIT_TOLD: AtomicU32 = AtomicU32::new(0);
 /// The current wait mode: from the start, or from a rule of the operator.
 static WAIT: AtomicU32 = AtomicU32::new(0);
-/// How often this process, and those that it descends from, have forked.
+/// The number of times that this process, and those that it descends from, have forked.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Records the process number and the wait mode.
@@ -90,7 +90,7 @@ pub(crate) fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// How to wait.
+/// The wait mode.
 #[inline]
 pub(crate) fn wait_mode() -> WaitMode {
     WaitMode::from_word(WAIT.load(Ordering::Relaxed)).unwrap_or(WaitMode::Adaptive)

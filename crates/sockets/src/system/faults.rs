@@ -34,7 +34,7 @@ static IS_ARMED: AtomicBool = AtomicBool::new(false);
 /// Held while a handler is changed, with all signals blocked.
 static LOCK: AtomicBool = AtomicBool::new(false);
 
-/// How the program wants one signal handled.
+/// The program's handling of one signal.
 #[derive(Debug)]
 struct Wanted {
     handler: AtomicUsize,

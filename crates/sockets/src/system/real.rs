@@ -73,8 +73,8 @@ pub(crate) fn length(length: usize) -> usize {
     }
 }
 
-/// How the program passes a message. That decides the message's form, and whether libc may access
-/// it.
+/// The form in which the program passes a message. That decides the message's form, and whether
+/// libc may access it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
     /// By a function of libc, which may read and write the message as well as the kernel.
@@ -194,7 +194,7 @@ pub fn is_glibc() -> bool {
     slots::gnu_get_libc_version.get().is_some()
 }
 
-/// How a thread is cancelled that sleeps in a function of libc's.
+/// The way in which a thread is cancelled that sleeps in a function of libc's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Cancelling {
@@ -209,7 +209,7 @@ pub(crate) enum Cancelling {
 /// A [`Cancelling`].
 static CANCELLING: AtomicU8 = AtomicU8::new(Cancelling::Unknown as u8);
 
-/// How threads of this process are cancelled.
+/// The way in which threads of this process are cancelled.
 #[inline]
 pub(crate) fn cancelling() -> Cancelling {
     // Relaxed: set once, by the constructor.

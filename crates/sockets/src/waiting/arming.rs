@@ -1,4 +1,4 @@
-//! How a sleeper asks the peer for a doorbell, and withdraws the request.
+//! A sleeper asks the peer for a doorbell, and withdraws the request.
 //!
 //! A sleep on several descriptors ([`Armed`]) must end with exactly those connections with which it
 //! began. Meanwhile another connection may have got one of the descriptors, or a connection may

@@ -26,13 +26,13 @@ impl<F: Fn()> Processor for ThisProcessor<F> {
     }
 }
 
-/// How long to spin now; [`ENDLESS_NS`] in poll mode.
+/// The time to spin now; [`ENDLESS_NS`] in poll mode.
 #[inline]
 pub(crate) fn budget_ns(history: &SpinHistory) -> u64 {
     history.budget_ns(process::wait_mode())
 }
 
-/// How long to spin with this budget before the kernel is asked, or before the thread sleeps.
+/// The time to spin with this budget before the kernel is asked, or before the thread sleeps.
 ///
 /// Three places have a loop around this: `poll`, `epoll_wait` and blocking transfers
 /// ([`crate::transfer::spinning`]). They share only this function and [`spin`], because they

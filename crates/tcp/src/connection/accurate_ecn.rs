@@ -155,7 +155,7 @@ pub(super) struct Feedback {
     pub(super) ace: u8,
     /// The option, if there is one.
     pub(super) counters: Option<EcnCounters>,
-    /// How many of our packets have newly arrived.
+    /// The number of our packets that have newly arrived.
     pub(super) delivered: u32,
     /// The segment has neither payload nor SACK blocks.
     pub(super) is_bare: bool,
@@ -168,7 +168,7 @@ pub(super) struct Feedback {
 pub(crate) struct AccurateEcn {
     /// r.cep: marked packets that arrived, modulo 256.
     received_packets: u8,
-    /// How many of them were reported.
+    /// The number of them that were reported.
     reported_packets: u8,
     /// r.e0b, r.ceb and r.e1b.
     came_bytes: EcnCounters,

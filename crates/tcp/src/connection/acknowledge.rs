@@ -13,7 +13,7 @@ use crate::wire::tcp::{Flags, Segment};
 /// The effects of one acknowledgement.
 #[derive(Debug, Default)]
 pub(super) struct Acknowledgement {
-    /// How far SND.UNA moved.
+    /// The bytes by which SND.UNA moved.
     pub(super) advanced_bytes: u64,
     pub(super) delivered: Delivered,
     /// The remote reported a segment that arrived twice (RFC 2883).

@@ -15,7 +15,7 @@ use crate::time::{Duration, Instant};
 pub(crate) struct FastPlan {
     pub(crate) seq: Position,
     pub(crate) payload_bytes: u32,
-    /// How many bytes may follow directly in segments of this size.
+    /// The number of bytes that may follow directly in segments of this size.
     pub(crate) left_bytes: u32,
     /// All data is sent, for now.
     pub(crate) is_end: bool,
@@ -117,8 +117,8 @@ impl Connection {
         word == u32::from_ne_bytes([State::Established as u8, Phase::Open as u8, 0, 0])
     }
 
-    /// How many of the `unsent` bytes go into one frame that is not exactly a full segment, if
-    /// neither a window nor Nagle limits them.
+    /// The number of the `unsent` bytes that go into one frame that is not exactly a full segment,
+    /// if neither a window nor Nagle limits them.
     #[inline(never)]
     fn other_length(&self, usable: u64, unsent: u64, segmentation: u64) -> Option<u64> {
         let mss = u64::from(self.mss);

@@ -374,10 +374,10 @@ pub(crate) struct Connection {
     /// Payload bytes, options not deducted, that the path takes: from the MTU of the route or the
     /// path.
     pub(crate) path_mss: u16,
-    /// How many acknowledgements are still sent at once.
+    /// The number of acknowledgements that are still sent at once.
     pub(crate) quick_acks: u8,
-    /// Why the connection ended or is in TIME-WAIT. Before that: the error that came with
-    /// `no_route_at`.
+    /// The reason why the connection ended or is in TIME-WAIT. Before that: the error that came
+    /// with `no_route_at`.
     pub(crate) close_reason: CloseReason,
     /// The half second in which an old segment was last answered with an acknowledgement.
     pub(crate) answered_at: u16,

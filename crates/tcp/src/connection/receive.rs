@@ -11,7 +11,8 @@ use crate::time::{Duration, Instant};
 use crate::wire::ip::Ecn;
 use crate::wire::tcp::{Flags, Segment};
 
-/// How many acknowledgements are sent at once at the start, while the remote is in slow start.
+/// The number of acknowledgements that are sent at once at the start, while the remote is in slow
+/// start.
 pub(super) const QUICK_ACKS: u8 = 16;
 /// Length of a round for window tuning while no round trip was measured.
 pub(super) const TUNE_ROUND: Duration = Duration::from_millis(100);

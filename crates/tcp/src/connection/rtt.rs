@@ -6,7 +6,8 @@ use crate::time::{Duration, Instant};
 /// G of RFC 6298: the granularity of the clock that drives the timers. `Config::rto_min` is never
 /// shorter.
 pub(crate) const GRANULARITY: Duration = Duration::from_millis(1);
-/// How long a minimum round-trip time is trusted (RFC 8985 section 6.2 leaves the window open).
+/// The time that a minimum round-trip time is trusted (RFC 8985 section 6.2 leaves the window
+/// open).
 const MINIMUM_WINDOW: Duration = Duration::from_secs(300);
 const BACKOFF_MAX: u8 = 16;
 /// A flag in `backoff`: a tail loss probe was sent since the last sample.

@@ -29,11 +29,11 @@ use super::listeners::Room;
 
 /// RFC 7413 section 4.1.2: "The cookie expires after a certain amount of time."
 const PERIOD_MICROS: u64 = 24 * 3_600 * 1_000_000;
-/// How long a remote's cookie is used: as long as ours are valid.
+/// The time that a remote's cookie is used: as long as ours are valid.
 const LIFETIME: Duration = Duration::from_micros(2 * PERIOD_MICROS);
 /// The most remotes that are remembered: bounds the memory, about 100 bytes each.
 const REMOTES_MAX: usize = 1_024;
-/// How long Fast Open stays off after the first failure. Linux: 60 s, doubled by each further
+/// The time that Fast Open stays off after the first failure. Linux: 60 s, doubled by each further
 /// failure (`tcp_fastopen_cache_get` of 3.7 to 4.12), at most 2^6 times as long
 /// (`tcp_fastopen_active_should_disable` since then).
 const OFF_FIRST: Duration = Duration::from_secs(60);

@@ -29,7 +29,7 @@ use crate::wire::{ethernet, ip, u16_at, u32_at};
 /// core's own cache.
 const CONNECTIONS_IN_CACHE: usize = 4_096;
 
-/// How many frames' connections are looked up before the first frame is handled.
+/// The number of frames whose connections are looked up before the first frame is handled.
 const LOOKUP_BATCH: usize = 32;
 
 /// The link's knowledge about a frame that it has received.

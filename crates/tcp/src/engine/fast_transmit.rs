@@ -22,8 +22,8 @@ use crate::wire::tcp::{CHECKSUM_AT, FLAGS_AT, Flags};
 /// call, a timer, other headers) ends the run: then the next segment is planned anew.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// How many bytes may follow, in segments of `payload_bytes`: over IPv4, and over IPv6. One of
-    /// the two is zero.
+    /// The number of bytes that may follow, in segments of `payload_bytes`: over IPv4, and over
+    /// IPv6. One of the two is zero.
     left_bytes: [u32; 2],
     /// Never zero.
     payload_bytes: u32,

@@ -17,7 +17,7 @@ use crate::wire::ip::{self, Ecn, Packet};
 use crate::wire::tcp::{Flags, Segment};
 use crate::wire::{Malformed, arp};
 
-/// How long a handshake with a cookie may take, after the last cookie was sent.
+/// The time that a handshake with a cookie may take, after the last cookie was sent.
 const COOKIE_GRACE: Duration = Duration::from_secs(128);
 
 /// The hardware address for an answer to a frame: the frame's sender.

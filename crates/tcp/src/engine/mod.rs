@@ -88,8 +88,8 @@ const LISTENERS: u32 = u32::MAX;
 /// Differs from every hardware address stored in the upper 48 bits, because its lower bits are not
 /// zero.
 const NO_MAC: u64 = 1;
-/// How many connections are searched for one in TIME-WAIT when there is no room for a new one:
-/// bounds the cost of a SYN.
+/// The number of connections that are searched for one in TIME-WAIT when there is no room for a new
+/// one: bounds the cost of a SYN.
 const TIME_WAIT_LOOKS: usize = 64;
 /// The most frames without a connection that may wait for the link.
 const CONTROL_FRAMES_MAX: usize = 1_024;
@@ -107,7 +107,7 @@ pub struct Engine {
     random: Random,
     secrets: Secrets,
     fast_opens: FastOpens,
-    /// How many ports were tried towards a destination, by the destination's hash.
+    /// The number of ports that were tried towards a destination, by the destination's hash.
     ports_tried: Box<[u16; PORT_PLACES]>,
     interface: Interface,
     neighbours: Neighbours,

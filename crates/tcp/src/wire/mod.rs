@@ -11,7 +11,7 @@ pub(crate) mod icmp;
 pub(crate) mod ip;
 pub(crate) mod tcp;
 
-/// Why bytes from a link are invalid. Every reason has its own counter.
+/// The reason why bytes from a link are invalid. Every reason has its own counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 #[non_exhaustive]

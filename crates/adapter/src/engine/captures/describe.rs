@@ -90,7 +90,7 @@ const FATES: [(Count, &str); 23] = [
     ),
 ];
 
-/// Why a segment goes out again, or at all.
+/// The reason why a segment goes out again, or at all.
 const OCCASIONS: [(Count, &str); 3] = [
     (|c| c.retransmissions, "retransmission"),
     (|c| c.tail_probes, "tail loss probe"),

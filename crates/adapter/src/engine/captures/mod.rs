@@ -200,7 +200,7 @@ impl FrameContext {
     }
 }
 
-/// Why the engine has made a frame.
+/// The reason why the engine has made a frame.
 fn comment_on(
     engine: &Engine,
     before: &Counters,

@@ -13,9 +13,9 @@ use crate::engine::sys;
 
 /// Bytes that may wait for a reader.
 pub(super) const QUEUE_BYTES_MAX: usize = 32 << 20;
-/// How often a thread whose reader does not read checks whether it must end.
+/// The interval at which a thread whose reader does not read checks whether it must end.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(200);
-/// How long a reader may take for the rest when the engine ends.
+/// The time that a reader may take for the rest when the engine ends.
 const ENDING_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]

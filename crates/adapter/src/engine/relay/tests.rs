@@ -56,7 +56,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len as u64).map(byte).collect()
 }
 
-/// How the connection behaves.
+/// The settings of the connection.
 fn options() -> Options {
     Options {
         nodelay: true,

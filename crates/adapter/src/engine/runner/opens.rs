@@ -332,7 +332,7 @@ fn local_end(own: &Own, request: &Request) -> Result<Option<SocketAddr>, Address
     Ok(first.map(|&(ip, _)| SocketAddr::new(ip, port)))
 }
 
-/// Why the engine does not connect.
+/// The reason why the engine does not connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
     /// The program's call fails with this errno.

@@ -11,10 +11,10 @@ use super::words;
 use crate::engine::report::NewConnections;
 use crate::engine::rings::RING_BYTES_MAX;
 
-/// How one connection behaves.
+/// The settings of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionSettings {
-    /// How the congestion window follows the network.
+    /// The congestion control.
     pub congestion: CongestionControl,
     /// The mode of explicit congestion notification.
     pub ecn: EcnMode,
@@ -151,7 +151,7 @@ impl ByDestination {
         self.usual = named.over(self.usual);
     }
 
-    /// How a connection to this destination behaves.
+    /// The settings of a connection to this destination.
     pub fn of(&self, destination: SocketAddr) -> ConnectionSettings {
         let (ip, port) = (to_sixteen_bytes(destination.ip()), destination.port());
         let matching = self.lines.iter().rev();

@@ -41,7 +41,7 @@ impl CopyEngine {
         self != CopyEngine::Off
     }
 
-    /// Why the copy engine is not available here; `None` if it is.
+    /// The reason why the copy engine is not available here; `None` if it is.
     pub(in crate::engine) fn missing(self) -> Option<String> {
         let why = self
             .is_on()

@@ -29,8 +29,8 @@ const DOORBELLS_PEEKED_MAX: usize = 64;
 const LOOKS_AGAIN: isize = -2;
 /// Time between two looks of a sleeper that is not certainly woken by a byte.
 const STEP_NS: u64 = 1_000_000;
-/// How many sleeps in a row may end because of doorbells that other sleepers have not seen yet.
-/// Usually the others are about to take them.
+/// The number of sleeps in a row that may end because of doorbells that other sleepers have not
+/// seen yet. Usually the others are about to take them.
 const VAIN_SLEEPS_MAX: u32 = 8;
 /// After this many (steps included) the other sleepers are not coming: a process of the family is
 /// stopped, or in a debugger.
@@ -192,7 +192,7 @@ fn spin(
     Ok(false)
 }
 
-/// How a wait for bytes has ended.
+/// The result of a wait for bytes.
 enum Slept {
     /// It did not sleep, because there was news.
     Not,
