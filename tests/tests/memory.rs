@@ -108,7 +108,7 @@ fn connections_that_are_used_before_they_give_their_regions_back_keep_those() {
     let mut crowd = Crowd::start(&toehold, PROGRAM, &arguments, TIME_LIMIT);
     // Both programs sleep, so no region is given back in the meantime.
     let wanted = wait_until(TIME_LIMIT, || {
-        toehold.adapter().stderr().contains("taking back")
+        toehold.adapter().stderr().contains("evicting the ")
     });
     assert!(wanted, "{}", toehold.adapter().stderr());
     let downgrades = |toehold: &Toehold| -> u64 {

@@ -691,7 +691,7 @@ fn a_rule_keeps_one_port_in_memory_while_a_capture_runs() {
             .toehold
             .adapter()
             .stderr()
-            .contains("read again: 1 rules")
+            .contains("reloaded: 1 rules")
     });
     assert!(is_read, "{}", observed.toehold.adapter().outputs());
     let socket = PacketSocket::open(&observed.namespace);

@@ -161,7 +161,7 @@ fn a_rule_about_a_port_keeps_its_connections_on_the_kernel_and_no_others() {
     // A wrong file changes nothing.
     ruled.change("port 0 path host\n");
     let refused = format!(
-        "rules stay as they were: {}, line 1: `0` is no port: expected",
+        "rules are unchanged: {}, line 1: `0` is not a port: expected",
         ruled.file().display()
     );
     let is_said = wait_until(TIME_LIMIT, || {

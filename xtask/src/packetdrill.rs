@@ -449,7 +449,7 @@ fn parse(list: &str) -> Result<BTreeMap<String, Expectation>, String> {
                 "frames1000" => expectation.without.frames_of = Some(1_000),
                 "frames974" => expectation.without.frames_of = Some(974),
                 "no-reordering" => expectation.without.reordering = true,
-                _ => return Err(format!("line {number}: {option} is no option")),
+                _ => return Err(format!("line {number}: {option} is not an option")),
             }
         }
         if outcome != Outcome::Pass && expectation.reason.is_empty() {

@@ -89,12 +89,12 @@ impl fmt::Display for ClientError {
             ),
             ClientError::StaleSocket(path) => write!(
                 out,
-                "the adapter that made {} is gone; start another with: {}",
+                "the adapter that made {} has ended; start another with: {}",
                 path.display(),
                 start_of(path)
             ),
             ClientError::OtherOwner { uid } => {
-                write!(out, "the adapter there belongs to user {uid}, not to you")
+                write!(out, "the adapter belongs to user {uid}, not to you")
             }
             ClientError::OtherVersion { theirs } => write!(
                 out,
@@ -105,14 +105,14 @@ impl fmt::Display for ClientError {
                 let [seconds, status] = [ANSWER_TIMEOUT, STATUS_TIMEOUT].map(|it| it.as_secs());
                 write!(
                     out,
-                    "the adapter did not answer within {seconds} seconds, or did not tell its \
-                     status within {status}"
+                    "the adapter did not answer within {seconds} seconds, or did not send its \
+                    status within {status}"
                 )
             }
             ClientError::NotAnAdapter(path) => {
                 write!(
                     out,
-                    "what listens at {} did not answer like an adapter",
+                    "the program that listens at {} is not an adapter",
                     path.display()
                 )
             }

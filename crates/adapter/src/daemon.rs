@@ -479,7 +479,7 @@ impl Daemon {
     fn hail(&mut self) {
         let count = unserved::hail(&self.options.runtime_dir, self.options.is_system);
         if count > 0 {
-            let text = || format!("{count} families of programs met an adapter here before");
+            let text = || format!("{count} families of programs used an earlier adapter here");
             self.log.log_limited("hail", text);
         }
     }
@@ -502,7 +502,7 @@ impl Daemon {
                 match event.source {
                     Source::Stop => {
                         self.log
-                            .log_limited("stop", || "told to stop: leaving".into());
+                            .log_limited("stop", || "stopped by a command: ending".into());
                         return Ok(());
                     }
                     Source::Reload => self.handle_reload(),
@@ -523,7 +523,7 @@ impl Daemon {
             }
             if self.is_idle_for_long() && self.can_leave() {
                 self.log
-                    .log_limited("idle", || "no client for long: leaving".into());
+                    .log_limited("idle", || "no client for a long time: ending".into());
                 return Ok(());
             }
         }
@@ -614,9 +614,12 @@ impl Daemon {
         self.log.log_limited("place", || {
             let does = match gives_way {
                 true => "leaving",
-                false => "the connections of the TCP engine go on, new programs do not come here",
+                false => {
+                    "this adapter serves the connections of its TCP engine and no new \
+                programs"
+                }
             };
-            format!("another socket has taken the place of ours: {does}")
+            format!("another adapter has replaced our socket: {does}")
         });
         gives_way
     }
@@ -696,7 +699,7 @@ fn start_engine(
 fn log_unpairable(diag: &io::Result<Diag>, proving: &Proving, log: &mut Log) {
     if let Err(error) = diag {
         log.log_limited("proof", || {
-            format!("cannot ask the kernel about sockets, so nothing is paired: {error}")
+            format!("cannot ask the kernel about sockets, so no connections are paired: {error}")
         });
     }
     if let Some(why) = &proving.no_witness {

@@ -66,11 +66,15 @@ impl fmt::Display for TableError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TableError::Map(MapError::NotSealed) => write!(out, "it is not sealed"),
-            TableError::Map(MapError::Length(length)) => write!(out, "its length is {length}"),
+            TableError::Map(MapError::Length(length)) => write!(
+                out,
+                "its length is wrong \
+            ({length})"
+            ),
             TableError::Map(MapError::Os(error)) => error.fmt(out),
-            TableError::HugePages => write!(out, "it lies in huge pages"),
-            TableError::Header => write!(out, "it is no table of this version"),
-            TableError::OfAnother => write!(out, "it is not that of its family"),
+            TableError::HugePages => write!(out, "it is in huge pages"),
+            TableError::Header => write!(out, "it is not a table of this version"),
+            TableError::OfAnother => write!(out, "it is the table of another family"),
         }
     }
 }

@@ -595,7 +595,7 @@ impl Reason {
             Reason::CountsDisagree => "bytes moved that the library did not see",
             Reason::Detached => "detached by the operator",
             Reason::PeerGone => "the other end's process is gone",
-            Reason::PeerFault => "the other end wrote nonsense into the shared region",
+            Reason::PeerFault => "the other end wrote invalid values into the shared region",
             Reason::Stdio => "used through stdio",
             Reason::Unsupported => "the program uses a feature that only the kernel has",
             Reason::Passed => "its descriptor was passed to another program",

@@ -655,9 +655,7 @@ fn until_it_answers(mut adapter: Child, runtime_dir: &Path) -> Result<(), Failur
                 )));
             }
             (Err(error), None) if Instant::now() >= deadline => {
-                return Err(Failure::new(format!(
-                    "the adapter did not come up: {error}"
-                )));
+                return Err(Failure::new(format!("the adapter did not start: {error}")));
             }
             _ => {}
         }

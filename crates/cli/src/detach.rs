@@ -68,7 +68,7 @@ impl FromStr for Target {
         };
         let fd = fd.map(|fd| number("descriptor", fd)).transpose()?;
         match number("process id", pid)? {
-            0 => Err("there is no process 0; use PID, PID:FD or all".to_owned()),
+            0 => Err("process 0 does not exist; use PID, PID:FD or all".to_owned()),
             pid => Ok(Target { pid, fd }),
         }
     }

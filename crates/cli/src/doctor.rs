@@ -223,14 +223,14 @@ impl Conclusion {
             "Programs on this host cannot be accelerated: see `missing` below"
         };
         let links = match self.links.as_slice() {
-            [] => "No link for connections across a network can be opened by this user".to_owned(),
+            [] => "This user cannot open a link for connections across a network".to_owned(),
             links => format!(
                 "Connections across a network can have a link of kind {}: toehold adapter --link",
                 links.join(", ")
             ),
         };
         let advice = match self.advice {
-            0 => "Nothing is to be improved".to_owned(),
+            0 => "Nothing needs to be improved".to_owned(),
             1 => "One line has advice (->)".to_owned(),
             more => format!("{more} lines have advice (->)"),
         };

@@ -34,7 +34,7 @@ enum LabCommand {
     Show(ShowArgs),
     /// Carry out an experiment: conclusions, tables, and the published figures beside them
     Run(RunArgs),
-    /// Finish a run that was cut short; its finished rounds are kept
+    /// Finish a run that was interrupted; its finished rounds are kept
     Resume(ResumeArgs),
     /// Print the report of a run again, or write its page
     Report(ReportArgs),
@@ -304,10 +304,10 @@ Examples:
   toehold lab list
   toehold lab list --json
 
-With --json: `plans`, each with `name`, `about` and `minutes` (null where it takes as long as it
-takes); `series`, each with `name`, `minutes` and the names of its `plans`; `experiments` of the
-papers, each with `id`, `source`, `figure` and `place`, which is the plans that repeat it, or what
-it lacks.";
+With --json: `plans`, each with `name`, `about` and `minutes` (null if the duration is not fixed);
+`series`, each with `name`, `minutes` and the names of its `plans`; `experiments` of the papers,
+each with `id`, `source`, `figure` and `place`: the plans that repeat the experiment, or the reason
+why there is none.";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
@@ -337,7 +337,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
             Some(plan) if args.json => print_json(&plan),
             Some(plan) => print(plan.describe()).map(drop),
             None => Err(Failure::usage(format!(
-                "`{}` has no plan file to show; `toehold lab list` says what there is",
+                "`{}` has no plan file to show; `toehold lab list` lists the plans",
                 args.plan
             ))),
         },
@@ -468,7 +468,7 @@ fn run_one(args: &RunArgs) -> Result<(), Failure> {
     let Some(plan) = plan(&args.plan)? else {
         if args.dry_run {
             return Err(Failure::usage(format!(
-                "`{}` has no plan file: it takes as long as it takes",
+                "`{}` has no plan file, and its duration is not fixed",
                 args.plan
             )));
         }
@@ -606,5 +606,5 @@ fn time(nanos: u64) -> String {
 /// A number of bytes: `4096`, `4K`, `1M`.
 fn bytes(text: &str) -> Result<usize, String> {
     toehold_lab::bytes(text)
-        .ok_or_else(|| format!("\"{text}\" is no number of bytes (4096, 4K, 1M)"))
+        .ok_or_else(|| format!("\"{text}\" is not a number of bytes (4096, 4K, 1M)"))
 }

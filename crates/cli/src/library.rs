@@ -58,7 +58,7 @@ impl fmt::Display for FindError {
             }
             FindError::Broken { path } => write!(
                 out,
-                "{} is empty, cut short, or no library for this machine; install it again",
+                "{} is empty, truncated, or not a library for this machine; install it again",
                 path.display()
             ),
         }
@@ -143,7 +143,7 @@ mod tests {
             std::fs::write(&path, bytes).expect("room");
             let found = find_among(vec![path.clone()]);
             if let Err(error) = &found {
-                assert!(error.to_string().contains("cut short"), "{error}");
+                assert!(error.to_string().contains("truncated"), "{error}");
             }
             found.is_ok()
         };

@@ -303,7 +303,7 @@ impl Unit {
     fn find(tree: &Tree, name: &str) -> Result<Unit, String> {
         let name = full(name);
         if name.contains('/') || !name.ends_with(".service") {
-            return Err(format!("`{name}` is no service: expected NAME.service"));
+            return Err(format!("`{name}` is not a service: expected NAME.service"));
         }
         let fragment = fragment(tree, &name).ok_or_else(|| {
             let places = PLACES.map(|place| format!("/{place}")).join(", ");
@@ -354,7 +354,7 @@ impl Unit {
                 return Some(Obstacle {
                     sentence: format!(
                         "it runs {} and no server; systemctl list-units '{stem}@*' shows whether \
-                         it stands for others",
+                        it starts other units",
                         path.display()
                     ),
                     is_passed_over: false,

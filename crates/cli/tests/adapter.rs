@@ -116,7 +116,7 @@ fn options_of_the_engine_that_cannot_be_are_a_wrong_command_line() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
         assert!(says(&output).contains(words), "{}", says(&output));
     };
-    refused(&["--link", "eth0"], "`eth0` is no link", 2);
+    refused(&["--link", "eth0"], "`eth0` is not a link", 2);
     refused(&["--coalesce", "100000"], "(0 to 10000)", 2);
     refused(&["--ecn", "2"], "toehold: --ecn: `2` is neither on, ", 2);
     refused(&["--no-offload", "here"], "--no-offload: `here` is no", 2);
@@ -135,7 +135,7 @@ fn an_adapter_with_a_wrong_rule_does_not_start_and_programs_run_on_the_kernel() 
     let file = directory.join("toehold.conf");
     std::fs::write(&file, "# rules\nport 5432 path kernel\n").expect("scratch");
     let expected = format!(
-        "{}, line 2: `kernel` is no path of a rule: expected auto or host",
+        "{}, line 2: `kernel` is not a path of a rule: expected auto or host",
         file.display()
     );
     let runtime = scratch.path().join("runtime");

@@ -188,7 +188,7 @@ fn a_library_that_is_cut_short_is_not_loaded() {
     assert!(output.status.success());
     assert_eq!(output.stdout, b"[]\n");
     assert_one_sentence(&error_of(&output));
-    assert!(error_of(&output).contains("is empty, cut short, or no library"));
+    assert!(error_of(&output).contains("is empty, truncated, or not a library"));
 }
 
 #[test]

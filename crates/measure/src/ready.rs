@@ -37,7 +37,7 @@ impl FromStr for Ready {
         let port = |text: &str| -> Result<u16, String> {
             match text.parse() {
                 Ok(port) if port > 0 => Ok(port),
-                _ => Err(format!("\"{text}\" is no port between 1 and 65535")),
+                _ => Err(format!("\"{text}\" is not a port between 1 and 65535")),
             }
         };
         match kind {
@@ -53,7 +53,7 @@ impl FromStr for Ready {
             "cmd" if !rest.is_empty() => Ok(Ready::Command(rest.to_owned())),
             "sleep" => match rest.parse::<f64>().map(Duration::try_from_secs_f64) {
                 Ok(Ok(duration)) => Ok(Ready::Sleep(duration)),
-                _ => Err(format!("\"{rest}\" is no number of seconds")),
+                _ => Err(format!("\"{rest}\" is not a number of seconds")),
             },
             _ => Err(
                 "use listens, tcp:PORT, tcp:HOST:PORT, unix:PATH, cmd:COMMAND or sleep:SECONDS"

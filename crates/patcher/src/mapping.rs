@@ -49,9 +49,8 @@ impl Library {
         let file = File::open(path, libc::O_RDONLY)?;
         let version = Version::of(&file.status()?);
         let bytes = FileBytes::map(&file, version.bytes())?;
-        let image = Image::parse(bytes.bytes()).ok_or_else(|| {
-            bad("the library cannot be used: it is no library for this processor")
-        })?;
+        let image = Image::parse(bytes.bytes())
+            .ok_or_else(|| bad("the library cannot be used: it is for another processor"))?;
         let loads: Vec<Segment> = image
             .segments()
             .filter(|segment| segment.kind == PT_LOAD)
@@ -184,7 +183,7 @@ fn doors(image: &Image<'_>, loads: &[Segment]) -> Result<[u64; DOORS_WORDS]> {
     const DT_RELASZ: u64 = 8;
     const DT_RELRSZ: u64 = 35;
     const R_X86_64_RELATIVE: u64 = 8;
-    let missing = || bad("the library cannot be used: it has no doors for patched programs");
+    let missing = || bad("the library cannot be used: it has no entry points for patched programs");
     let address = image.symbol(DOORS).ok_or_else(missing)?;
     let bytes = in_memory(image, loads, address, DOORS_WORDS as u64 * 8).ok_or_else(missing)?;
     let mut words: [u64; DOORS_WORDS] = core::array::from_fn(|n| word(bytes, n));

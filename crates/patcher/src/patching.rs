@@ -250,7 +250,7 @@ impl Program {
         let version = Version::of(&file.status().map_err(Refusal::Failed)?);
         let bytes = FileBytes::map(file, version.bytes()).map_err(Refusal::Failed)?;
         let image = Image::parse(bytes.bytes())
-            .ok_or_else(|| failed("it is no program for this processor"))?;
+            .ok_or_else(|| failed("it is a program for another processor"))?;
         if !image.stands_alone() {
             return Err(Refusal::NotAlone);
         }

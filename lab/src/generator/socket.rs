@@ -41,7 +41,7 @@ impl FromStr for Address {
                 Ok(Address::Tcp(text.to_owned()))
             }
             _ => Err(format!(
-                "\"{text}\" is no address; use HOST:PORT or unix:PATH"
+                "\"{text}\" is not an address; use HOST:PORT or unix:PATH"
             )),
         }
     }

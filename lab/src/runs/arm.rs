@@ -107,7 +107,7 @@ impl Arm {
         if let Some(name) = self.engine.keys().find(|name| !is_known(name)) {
             let known = ENGINE_SETTINGS.join(", ");
             return Err(format!(
-                "`{name}` is no setting of the engine here: {known}"
+                "`{name}` is not a setting of the engine here: {known}"
             ));
         }
         match self.mtu {
@@ -269,7 +269,7 @@ mod tests {
             ),
             (
                 "path = \"offload\"\nlink = \"tap\"\nengine = { lso = \"on\" }",
-                "`lso` is no setting",
+                "`lso` is not a setting",
             ),
             ("path = \"host\"\nagainst = \"y\"", "no other arm"),
             ("path = \"limit\"\nprogram = \"wrk\"", "over TCP"),

@@ -396,7 +396,7 @@ impl PlanFile {
         }
         match beside.x {
             Some(x) if !block.points().contains(&x) => {
-                Err(format!("{}: {x} is no level of the factor", beside.id))
+                Err(format!("{}: {x} is not a level of the factor", beside.id))
             }
             _ => Ok(()),
         }

@@ -179,7 +179,10 @@ impl Record {
         let text = fs::read_to_string(&file)
             .map_err(|error| LabError::usage(format!("cannot read {}: {error}", file.display())))?;
         let record: Record = serde_json::from_str(&text).map_err(|error| {
-            LabError::usage(format!("{} is no run of the lab: {error}", file.display()))
+            LabError::usage(format!(
+                "{} is not a run of the lab: {error}",
+                file.display()
+            ))
         })?;
         if record.schema != SCHEMA {
             return Err(LabError::usage(format!(

@@ -161,7 +161,7 @@ fn switches_are_thrown_under_a_stream() {
     let shown = stage.toehold.status();
     assert_eq!(shown["engine"]["switches"]["copy_engine"], "worker");
     let wrong = set(&stage, "copy-engine=gpu").expect("no such engine");
-    assert!(wrong.contains("`gpu` is no copy engine: off, worker, dsa, dmadev"));
+    assert!(wrong.contains("`gpu` is not a copy engine: off, worker, dsa, dmadev"));
     let wrong = set(&stage, "threads=2").expect("not while it runs");
     assert!(
         wrong.contains("cannot be changed while the adapter runs"),
@@ -526,7 +526,7 @@ fn adapter_with_an_engine_stays_where_a_service_manager_takes_its_place() {
         adapter.ended().is_some()
             || adapter
                 .stderr()
-                .contains("another socket has taken the place")
+                .contains("another adapter has replaced our socket")
     });
     let said = adapter.outputs();
     assert!(noticed && said.contains("the TCP engine go on"), "{said}");

@@ -328,7 +328,7 @@ fn status_says_why_programs_are_without_the_library() {
         assert_eq!(one["program"], "program");
         let reason = one["reason"].as_str().expect("text");
         let is_by_run = one["pid"] == by_run.pid();
-        let begin = ["it is statically linked", "said at its start: /"];
+        let begin = ["it is statically linked", "it reported at its start: /"];
         assert!(
             reason.starts_with(begin[usize::from(is_by_run)]),
             "{reason}"

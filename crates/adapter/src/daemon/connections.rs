@@ -42,13 +42,13 @@ pub(super) enum Fault {
 impl Fault {
     fn words(&self) -> String {
         match self {
-            Fault::Nonsense => "sent something that is no request".into(),
-            Fault::Version(version) => format!("speaks version {version}"),
-            Fault::Nameless => "sent a request in nobody's name".into(),
+            Fault::Nonsense => "sent an invalid request".into(),
+            Fault::Version(version) => format!("has another version of the protocol ({version})"),
+            Fault::Nameless => "sent a request without credentials".into(),
             Fault::Descriptors => "sent the wrong descriptors".into(),
-            Fault::OutOfTurn => "did not say hello once and first".into(),
+            Fault::OutOfTurn => "did not send its hello first and once".into(),
             Fault::Table(error) => format!("sent a table that cannot be used: {error}"),
-            Fault::Deaf => "does not take what is sent to it".into(),
+            Fault::Deaf => "does not read its messages".into(),
             Fault::Foreign => "sent a file that is neither a socket nor memory".into(),
         }
     }
@@ -95,14 +95,14 @@ impl Daemon {
         let connection = match named.and_then(|()| Connection::new(socket, introduced_facts)) {
             Ok(connection) => connection,
             Err(error) => {
-                let text = || format!("turned a client away: {error}");
+                let text = || format!("refused a client: {error}");
                 return self.log.log_limited("descriptors", text);
             }
         };
         if let Some(why) = self.inadmissible(&connection) {
             let pid = connection.pid;
             self.log
-                .log_limited(why, || format!("turned away process {pid}: {why}"));
+                .log_limited(why, || format!("refused process {pid}: {why}"));
             return;
         }
         let id = ClientId(self.client_next);
@@ -171,7 +171,7 @@ impl Daemon {
         drop(self.listener.accept());
         self.spare = spare_descriptor();
         self.log.log_limited("descriptors", || {
-            "no descriptors left: turning clients away".into()
+            "no descriptors left: refusing clients".into()
         });
     }
 
@@ -314,7 +314,7 @@ impl Daemon {
         }
         let pid = sender.pid;
         self.log.log_limited("fault", || {
-            format!("passed over what process {pid} said in another's name")
+            format!("ignored a message that process {pid} sent with another's credentials")
         });
         Ok(false)
     }
@@ -394,7 +394,7 @@ impl Daemon {
         self.show_to_captures(table);
         let pid = process.pid;
         self.log
-            .log_limited("hello", || format!("process {pid} is here"));
+            .log_limited("hello", || format!("process {pid} connected"));
         Ok(())
     }
 
@@ -407,7 +407,7 @@ impl Daemon {
         if let Some(connection) = self.clients.get(&id) {
             let pid = connection.pid;
             self.log.log_limited("fault", || {
-                format!("dropped process {pid}: it {}", fault.words())
+                format!("disconnected process {pid}: it {}", fault.words())
             });
         }
         self.part(id);
@@ -509,7 +509,7 @@ impl Daemon {
         }
         if !bereft.is_empty() {
             let count = bereft.len();
-            let text = || format!("process {pid} is gone, {count} channels with it");
+            let text = || format!("process {pid} ended; it had {count} channels");
             self.log.log_limited("gone", text);
         }
     }

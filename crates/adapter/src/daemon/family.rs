@@ -71,7 +71,7 @@ impl Daemon {
         self.release_regions();
         let memory = self.regions.get(resumed.channel, resumed.is_by_another)?;
         self.log
-            .log_limited("resume", || "offered a channel once more".into());
+            .log_limited("resume", || "offered a channel again after an exec".into());
         Some(Outgoing {
             message: Message {
                 entry: end.entry,

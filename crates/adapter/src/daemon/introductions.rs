@@ -306,7 +306,7 @@ impl Daemon {
         self.count_in_budget(matched.channel, ends);
         self.show_to_captures_by_both(ends);
         self.log
-            .log_limited("pair", || "introduced two programs".into());
+            .log_limited("pair", || "paired a connection of two programs".into());
         self.offer_to_both(matched, ends, &memory);
         Ok(())
     }
@@ -425,7 +425,7 @@ impl Daemon {
         let may_find_more = self.pressure.wants_more() || !chosen.is_empty();
         self.sample_next = self.sample_due.filter(|_| may_find_more);
         if !chosen.is_empty() {
-            let text = || format!("taking back {} of the least active regions", chosen.len());
+            let text = || format!("evicting the {} least active regions", chosen.len());
             self.log.log_limited("pressure", text);
         }
     }

@@ -92,10 +92,12 @@ impl Observation {
         let capture = captures.then(|| "a packet capture".to_owned());
         let looking = match (capture, rules) {
             (None, None) => None,
-            (Some(one), None) => Some(format!("{one} looks on")),
-            (None, Some(one)) if count == 1 => Some(format!("{one} looks on")),
-            (None, Some(many)) => Some(format!("{many} look on")),
-            (Some(capture), Some(rules)) => Some(format!("{capture} and {rules} look on")),
+            (Some(one), None) => Some(format!("{one} observes connections")),
+            (None, Some(one)) if count == 1 => Some(format!("{one} observes connections")),
+            (None, Some(many)) => Some(format!("{many} observe connections")),
+            (Some(capture), Some(rules)) => {
+                Some(format!("{capture} and {rules} observe connections"))
+            }
         };
         let shaped = || "the loopback device has traffic control".to_owned();
         let shaped = self.is_shaped().then(shaped);
@@ -263,8 +265,11 @@ impl Daemon {
             Some(_) => "captured",
         };
         self.log.log_limited(kind, || match spectators {
-            None => format!("nothing looks on any more: {changed} connections return to memory"),
-            Some(who) => format!("{who}: {changed} connections go by the kernel"),
+            None => format!(
+                "nothing observes connections any more: {changed} connections return \
+            to shared memory"
+            ),
+            Some(who) => format!("{who}: {changed} connections move to the kernel"),
         });
     }
 

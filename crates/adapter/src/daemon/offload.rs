@@ -37,21 +37,19 @@ impl Daemon {
         };
         let followed = match (read(), &mut self.engine) {
             (Err(cause), _) => Err(cause),
-            (Ok(None), Some(_)) => Err("an engine that runs cannot be taken away".to_owned()),
+            (Ok(None), Some(_)) => Err("a running engine cannot be removed".to_owned()),
             (Ok(Some(settings)), Some(engine)) => engine.reconfigure(&settings),
-            (Ok(_), None) => Err("there is no engine to be told".to_owned()),
+            (Ok(_), None) => Err("there is no engine to change".to_owned()),
         };
         match followed {
             Ok(()) => {
-                self.log.answer("settings read again");
+                self.log.answer("settings reloaded");
                 let complaints = self.engine.as_ref().map(Engine::complaints);
                 for complaint in complaints.unwrap_or_default() {
                     self.log.answer(complaint);
                 }
             }
-            Err(cause) => self
-                .log
-                .answer(&format!("settings stay as they were: {cause}")),
+            Err(cause) => self.log.answer(&format!("settings are unchanged: {cause}")),
         }
     }
 
@@ -229,7 +227,7 @@ fn change(engine: &mut Engine, said: BorrowedFd<'_>) -> Result<String, String> {
     let bytes = bytes.map_err(|_| "a setting comes in a sealed file in memory".to_owned())?;
     let text = printable(&String::from_utf8_lossy(&bytes));
     let Some((word, value)) = text.split_once('=') else {
-        return Err(format!("`{text}` is no NAME=VALUE"));
+        return Err(format!("`{text}` is not NAME=VALUE"));
     };
     engine.change(word, value)?;
     Ok(text)

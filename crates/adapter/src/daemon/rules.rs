@@ -20,14 +20,12 @@ impl Daemon {
             return;
         };
         match read() {
-            Err(cause) => self
-                .log
-                .answer(&format!("rules stay as they were: {cause}")),
+            Err(cause) => self.log.answer(&format!("rules are unchanged: {cause}")),
             Ok(rules) => {
                 let count = rules.len();
                 self.options.rules = rules;
                 self.follow_rules();
-                self.log.answer(&format!("read again: {count} rules"));
+                self.log.answer(&format!("reloaded: {count} rules"));
             }
         }
     }

@@ -148,7 +148,7 @@ impl fmt::Display for Error {
                 "cannot enter the network namespace {name} ({error}); this needs CAP_SYS_ADMIN, \
                 and `ip netns add {name}`"
             ),
-            Error::NoMtu => write!(out, "the link does not tell its MTU; give one with --mtu"),
+            Error::NoMtu => write!(out, "the MTU of the link is unknown; give one with --mtu"),
             Error::RoutingPage(error) => {
                 write!(out, "cannot map what clients are shown: {error:?}")
             }

@@ -41,13 +41,13 @@ fn rule(line: &str) -> Result<Rule, String> {
     while let Some(word) = line.next() {
         let Some(known) = words::find(word) else {
             return Err(format!(
-                "`{word}` is no word of a rule: expected {}",
+                "`{word}` is not a word of a rule: expected {}",
                 words::list()
             ));
         };
         if seen.iter().any(|one: &&Word| one.word == word) {
             return Err(format!(
-                "`{word}` stands twice in the rule: write one rule for each"
+                "`{word}` is given twice in the rule: write one rule for each"
             ));
         }
         seen.push(known);
@@ -108,7 +108,7 @@ impl Rule {
                     "connects" => false,
                     _ => {
                         return Err(format!(
-                            "`{value}` is no role: expected connects or accepts"
+                            "`{value}` is not a role: expected connects or accepts"
                         ));
                     }
                 });
@@ -119,7 +119,7 @@ impl Rule {
                     "host" => PathWish::Host,
                     _ => {
                         return Err(format!(
-                            "`{value}` is no path of a rule: expected auto or host"
+                            "`{value}` is not a path of a rule: expected auto or host"
                         ));
                     }
                 });
@@ -130,7 +130,7 @@ impl Rule {
                     "ignore" => Observability::Ignore,
                     _ => {
                         return Err(format!(
-                            "`{value}` is no observability: expected yield or ignore"
+                            "`{value}` is not a value of observability: expected yield or ignore"
                         ));
                     }
                 });
@@ -138,13 +138,13 @@ impl Rule {
             "max-connections" => {
                 let number = value.parse().ok().filter(|most| *most <= CONNECTIONS_MAX);
                 let wrong =
-                    || format!("`{value}` is no number of connections: expected 0 to 1048576");
+                    || format!("`{value}` is not a number of connections: expected 0 to 1048576");
                 self.connections_max = Some(number.ok_or_else(wrong)?);
             }
             "wait" => {
                 let mode = WaitMode::ALL.into_iter().find(|mode| mode.name() == value);
                 let wrong =
-                    || format!("`{value}` is no way to wait: expected adaptive, poll or event");
+                    || format!("`{value}` is not a wait mode: expected adaptive, poll or event");
                 self.wait = Some(mode.ok_or_else(wrong)?);
             }
             "express" => {
@@ -153,7 +153,7 @@ impl Rule {
                     "off" => false,
                     _ => {
                         return Err(format!(
-                            "`{value}` is no setting of express: expected on or off"
+                            "`{value}` is not a setting of express: expected on or off"
                         ));
                     }
                 });
@@ -199,7 +199,7 @@ fn socket(value: &str) -> Result<Name, String> {
     match value.starts_with(['/', '@', '*']) {
         true => Ok(name(value, usize::MAX)),
         false => Err(format!(
-            "`{value}` is no name of a Unix socket: expected /PATH or @NAME"
+            "`{value}` is not a name of a Unix socket: expected /PATH or @NAME"
         )),
     }
 }
@@ -218,7 +218,7 @@ fn user(value: &str) -> Result<u32, String> {
     });
     let found = users.find(|(name, _)| *name == value);
     found.map(|(_, uid)| uid).ok_or_else(|| {
-        format!("`{value}` is no user in {PASSWD}: expected a name that is there, or a number")
+        format!("`{value}` is not a user in {PASSWD}: expected a name that is there, or a number")
     })
 }
 
@@ -229,7 +229,7 @@ fn ports(value: &str) -> Result<(u16, u16), String> {
     match (port(first), port(last)) {
         (Some(first), Some(last)) if first <= last => Ok((first, last)),
         _ => Err(format!(
-            "`{value}` is no port: expected a number from 1 to 65535, or FIRST-LAST"
+            "`{value}` is not a port: expected a number from 1 to 65535, or FIRST-LAST"
         )),
     }
 }

@@ -170,30 +170,30 @@ fn an_error_names_the_line_the_cause_and_what_was_expected() {
     for (text, expected) in [
         (
             "\nprot 80 path host",
-            "line 2: `prot` is no word of a rule: expected program, user",
+            "line 2: `prot` is not a word of a rule: expected program, user",
         ),
         ("port 80", "no setting: expected one of path, observability"),
         ("path", "`path` has no value: expected path auto|host"),
         (
             "port 0 path host",
-            "`0` is no port: expected a number from 1",
+            "`0` is not a port: expected a number from 1",
         ),
-        ("port 90-80 path host", "`90-80` is no port"),
+        ("port 90-80 path host", "`90-80` is not a port"),
         (
             "port 80 port 81 path host",
-            "`port` stands twice in the rule",
+            "`port` is given twice in the rule",
         ),
         (
             "path direct",
-            "`direct` is no path of a rule: expected auto or host",
+            "`direct` is not a path of a rule: expected auto or host",
         ),
         (
             "role server path host",
-            "`server` is no role: expected connects or accepts",
+            "`server` is not a role: expected connects or accepts",
         ),
         (
             "address localhost path host",
-            "`localhost` is no address: expected an address",
+            "`localhost` is not an address: expected an address",
         ),
         (
             "address 10.0.0.0/33 path host",
@@ -201,7 +201,7 @@ fn an_error_names_the_line_the_cause_and_what_was_expected() {
         ),
         (
             "user no-such-user path host",
-            "`no-such-user` is no user in /etc/passwd",
+            "`no-such-user` is not a user in /etc/passwd",
         ),
         (
             "unit nginx.socket path host",
@@ -211,7 +211,7 @@ fn an_error_names_the_line_the_cause_and_what_was_expected() {
         ("wait long", "expected adaptive, poll or event"),
         (
             "program nginx express maybe",
-            "`maybe` is no setting of express: expected on or off",
+            "`maybe` is not a setting of express: expected on or off",
         ),
         (
             "role accepts express on",

@@ -233,7 +233,9 @@ impl Comparison<'_> {
             let arm = &self.arms[turn.arm];
             let measured = self.setup.run(arm.path, None);
             if process::interrupted() {
-                return Err(Failure::new("interrupted; nothing was measured to its end"));
+                return Err(Failure::new(
+                    "interrupted before the first round was complete",
+                ));
             }
             self.progress(at + 1, turns.len(), arm, &measured, started);
             let Some(_) = turn.round else {
@@ -270,7 +272,7 @@ impl Comparison<'_> {
         warnings.extend(too_short(&reports));
         if self.setup.tool.is_none() {
             warnings.push(
-                "the client's output is not understood, so only its run time is compared"
+                "the format of the client's output is unknown, so only its run time is compared"
                     .to_owned(),
             );
         }
@@ -309,8 +311,7 @@ impl Comparison<'_> {
     fn look_closer(&self, reports: &mut [ArmReport]) -> Option<String> {
         if self.args.no_syscalls {
             return Some(
-                "--no-syscalls was given; nor was it seen which paths the connections took"
-                    .to_owned(),
+                "--no-syscalls was given, so the paths of the connections are unknown".to_owned(),
             );
         }
         let tracepoint = Tracepoint::find();
@@ -499,9 +500,7 @@ fn start_adapter(setup: &Setup, engine: Option<&Path>) -> Result<Program, Failur
             )));
         }
         if Instant::now() >= deadline {
-            return Err(Failure::new(format!(
-                "the adapter did not come up: {error}"
-            )));
+            return Err(Failure::new(format!("the adapter did not start: {error}")));
         }
         thread::sleep(Duration::from_millis(5));
     }

@@ -48,11 +48,11 @@ fn kernel() -> Check {
     let check = Check::ok("kernel", NeededFor::Direct, format!("Linux {release}"));
     match version(&release) {
         Some(version) if version < KERNEL_MIN => check.warn(format!(
-            "older than Linux {}.{}; the checks below tell what it can do",
+            "older than Linux {}.{}; the checks below show what it supports",
             KERNEL_MIN.0, KERNEL_MIN.1
         )),
         Some(_) => check,
-        None => check.warn("its version is not understood; the checks below tell what it can do"),
+        None => check.warn("its version is unknown; the checks below show what it supports"),
     }
 }
 
@@ -148,7 +148,7 @@ fn directory(path: &Path) -> Check {
             path.display()
         )),
         Err(error) => {
-            found(error.to_string()).missing("programs run on kernel TCP until it is right")
+            found(error.to_string()).missing("programs run on kernel TCP until this is corrected")
         }
     }
 }
@@ -199,7 +199,7 @@ fn cores() -> Check {
     let cores = cpus::allowed().len();
     let check = Check::ok("cores", NeededFor::Direct, format!("{cores} usable"));
     match cores {
-        1 => check.warn("with one core, waiting without sleeping never pays: less is gained"),
+        1 => check.warn("with one core, spinning does not help, so the gain is smaller"),
         _ => check,
     }
 }

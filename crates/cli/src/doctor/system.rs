@@ -52,10 +52,6 @@ fn across_namespaces(runtime_dir: &Path) -> Check {
             )
             .warn("containers are accelerated only where they share a network namespace")
         }
-        None => check(
-            name,
-            "not told: no system adapter answers, or not to this user",
-        )
-        .warn("ask as root"),
+        None => check(name, "unknown: no system adapter answers this user").warn("ask as root"),
     }
 }

@@ -76,15 +76,15 @@ const DESCRIPTION: [&str; 4] = [
     "Each line is a rule: words with one value each, conditions and settings in any order. The \
     rest of a line after # is a comment.",
     "A rule matches a connection when all its conditions hold for one of the two ends. A rule \
-    without a condition matches every connection. For each setting, the first rule decides that \
-    matches the connection and has this setting. Rules are asked when both ends are known: a \
+    without a condition matches every connection. For each setting, the first rule that matches \
+    the connection and has this setting decides. Rules are asked when both ends are known: a \
     connection whose other end is not under Toehold is on the kernel in any case.",
     "A rule with wait or express is about programs, not about connections. Its conditions are \
     program, user and unit. It holds for programs that run already: wait from their next wait on, \
     express from the next call on an ordinary connection, or the next sleep. A program that \
     listens takes express on from its next listen(2).",
     "The adapter applies the rules. Programs have to trust it, but it need not trust them: a \
-    program can give itself another name. Rules direct traffic, they confine nobody.",
+    program can give itself another name. Rules direct traffic; they are no security boundary.",
 ];
 
 const FILES: [&str; 2] = [

@@ -57,10 +57,10 @@ impl fmt::Display for Sentence {
             Refusal::NotAlone => out.write_str(
                 "its system calls are not patched, because it has a dynamic linker, or is one",
             ),
-            Refusal::Ended => out.write_str("it has ended before it was patched"),
+            Refusal::Ended => out.write_str("it ended before it was patched"),
             Refusal::Lost(error) => write!(
                 out,
-                "it has been ended, because its first instructions could not be restored ({})",
+                "it was ended, because its first instructions could not be restored ({})",
                 cause(*error)
             ),
             Refusal::NoSites => out.write_str(

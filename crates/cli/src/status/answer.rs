@@ -274,7 +274,7 @@ impl Status {
 /// Reads JSON of the adapter's.
 pub(super) fn parse<T: serde::de::DeserializeOwned>(json: &str) -> Result<T, Failure> {
     serde_json::from_str(json)
-        .map_err(|error| Failure::new(format!("the adapter's answer is not understood: {error}")))
+        .map_err(|error| Failure::new(format!("cannot understand the adapter's answer: {error}")))
 }
 
 #[cfg(test)]

@@ -48,14 +48,14 @@ fn reason(one: &unserved::Bare) -> String {
         None => {}
     }
     if let Some(sentence) = said(one) {
-        return format!("said at its start: {sentence}");
+        return format!("it reported at its start: {sentence}");
     }
     let executable = Path::new("/proc").join(one.pid.to_string()).join("exe");
     match program::obstacle(&executable) {
         Some(Obstacle::Static(_)) if one.is_to_be_patched => unpatched(one.pid),
         Some(obstacle @ Obstacle::Static(_)) if cfg!(target_arch = "x86_64") => format!(
-            "it {}; toehold run patches the system calls of such programs, unless told \
-             --patch-calls off",
+            "it {}; toehold run patches the system calls of such programs, unless --patch-calls \
+            off is given",
             obstacle.predicate()
         ),
         Some(obstacle) => format!("it {}", obstacle.predicate()),
@@ -76,8 +76,8 @@ fn unpatched(pid: u32) -> String {
              (pid {tracer}) traces it now"
         ),
         (None, None) => {
-            "its system calls are not patched: when it was started nobody could trace it, or \
-                 the library kept out of it; a debugger, a limit, or a filter for system calls may \
+            "its system calls are not patched: at its start it could not be traced, or the \
+            library did not touch it; a debugger, a limit, or a filter for system calls may \
                  be the reason"
                 .into()
         }

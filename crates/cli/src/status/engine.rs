@@ -138,7 +138,7 @@ fn link(engine: &Engine) -> String {
     }
     if engine.frames_lost > 0 {
         let lost = count(engine.frames_lost);
-        let _ = writeln!(out, "  {lost} frames lost, for want of room to keep them");
+        let _ = writeln!(out, "  {lost} frames lost, because no buffer was free");
     }
     out
 }
@@ -179,7 +179,7 @@ fn switched(switches: &Switches) -> String {
     let copybreak = match switches.copybreak {
         Some(bytes) => format!(", copybreak={bytes}"),
         None if switches.copy_engine == "off" => String::new(),
-        None => ", copybreak=auto (it never pays here)".to_owned(),
+        None => ", copybreak=auto (copying is never faster with it here)".to_owned(),
     };
     format!(
         "lso={}, lro={}, checksum={}, split-headers={}, copy-engine={}{copybreak}, coalesce={}, \
@@ -205,8 +205,8 @@ fn behaviour(settings: &NewConnections) -> String {
     };
     let lines = match settings.lines_by_destination {
         0 => String::new(),
-        1 => "; a line says otherwise for some destinations".to_owned(),
-        several => format!("; {several} lines say otherwise for some destinations"),
+        1 => "; one line has other settings for some destinations".to_owned(),
+        several => format!("; {several} lines have other settings for some destinations"),
     };
     format!(
         "window={}, congestion={}, ecn={}, pacing={}, initial-window={}, \
@@ -253,8 +253,8 @@ mod tests {
         );
         has(
             "  new connections: window=16, congestion=bbr, ecn=accurate, pacing=on, \
-            initial-window=10, keepalive=60, fast-open=server; 2 lines say otherwise for some \
-            destinations\n",
+            initial-window=10, keepalive=60, fast-open=server; 2 lines have other settings for \
+            some destinations\n",
         );
         has("  3 payloads received in place, 4 copied by the copy engine\n");
         has("  12 of 25 connections on used carriers, 2 carriers parked\n");

@@ -68,7 +68,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
                 Some(missing) => missing,
                 None if may_be_address(&args.address) => Failure::new(nothing),
                 None => Failure::usage(format!(
-                    "`{}` is no address: expected IP, IP:PORT, :PORT or a Unix socket's path",
+                    "`{}` is not an address: expected IP, IP:PORT, :PORT or a Unix socket's path",
                     args.address
                 )),
             });

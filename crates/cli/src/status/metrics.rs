@@ -158,12 +158,12 @@ fn render(status: &Status, is_up: bool) -> String {
     gauge("connections", "Open connections by path.", &connections);
     gauge(
         "reasons",
-        "Open connections by why they are not in memory.",
+        "Open connections by the reason why they are not in shared memory.",
         &reasons,
     );
     gauge("bytes", "Bytes of the open connections.", &bytes);
     gauge("events", "What happened on the open connections.", &events);
-    let help = "How short connections fare, for each program.";
+    let help = "Events of short connections, by program.";
     metric(&mut out, "express_total", "counter", help, &express);
     let made = Series::from([(Vec::new(), status.channels_made)]);
     let help = "Connections that the adapter has given shared memory.";

@@ -279,7 +279,7 @@ fn processes(report: &mut Value) -> &mut Vec<Value> {
 /// A report as this version knows it.
 fn understood(report: Value) -> Result<Status, Failure> {
     serde_json::from_value(report)
-        .map_err(|error| Failure::new(format!("the adapter's answer is not understood: {error}")))
+        .map_err(|error| Failure::new(format!("cannot understand the adapter's answer: {error}")))
 }
 
 /// A report as it is, or the part about one process.

@@ -95,7 +95,7 @@ pub(super) fn render(status: &Status, view: &View) -> String {
         let all = status.processes.len();
         let _ = writeln!(
             out,
-            "these options leave nothing of the {all} programs that run with the library"
+            "these options hide all {all} programs that run with the library"
         );
     }
     if processes.len() > 1 {
@@ -153,10 +153,10 @@ fn of_process(process: &Process, flows: &[Flow], view: &View) -> String {
         by_path(connected)
     );
     if let Some(rule) = &process.wait_rule {
-        let _ = writeln!(out, "  waits so by a rule: {rule}");
+        let _ = writeln!(out, "  wait set by a rule: {rule}");
     }
     if let Some(rule) = &process.express_rule {
-        let _ = writeln!(out, "  express by a rule: {rule}");
+        let _ = writeln!(out, "  express set by a rule: {rule}");
     }
     out.push_str(&express::lines(&process.express, view.counters));
     let mut shown: Vec<&Connection> = process
@@ -409,7 +409,7 @@ nginx, pid 8, user 4294967290, wait event: no connections
             path: Some("offload"),
             ..view()
         });
-        assert!(none.starts_with("these options leave nothing"), "{none}");
+        assert!(none.starts_with("these options hide all"), "{none}");
     }
 
     #[test]

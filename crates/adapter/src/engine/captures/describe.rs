@@ -80,7 +80,7 @@ const FATES: [(Count, &str); 23] = [
     ),
     (
         |c| c.time_wait_cut,
-        "cuts another's TIME-WAIT short, for want of room",
+        "cuts another's TIME-WAIT short, because the table is full",
     ),
     (|c| c.resets_sent, "answered with a reset"),
     (|c| c.resets_received, "resets the connection"),

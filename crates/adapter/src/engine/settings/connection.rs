@@ -196,7 +196,7 @@ impl Named {
                     "off" => None,
                     _ => {
                         let seconds = number(value, what, 1..=KEEPALIVE_SECONDS_MAX);
-                        let or_off = |cause| format!("{cause}, and not `off`");
+                        let or_off = |cause| format!("{cause}, nor `off`");
                         Some(Duration::from_secs(seconds.map_err(or_off)?))
                     }
                 });
@@ -238,12 +238,12 @@ impl std::str::FromStr for DestinationLine {
         while let Some(word) = given.next() {
             let value = given.next().ok_or(format!("`{word}` has no value"))?;
             if earlier.contains(&word) {
-                return Err(format!("`{word}` stands twice: keep one of the two"));
+                return Err(format!("`{word}` is given twice: keep one of the two"));
             }
             earlier.push(word);
             if !line.named.set(word, value)? {
                 return Err(format!(
-                    "`{word}` is no setting of a connection: {}",
+                    "`{word}` is not a setting of a connection: {}",
                     words::of_connections()
                 ));
             }
@@ -343,19 +343,22 @@ mod tests {
             ("", "takes a destination and settings"),
             ("10.84.0.7", "`10.84.0.7` has no setting: window, "),
             ("10.84.0.7 ecn", "`ecn` has no value"),
-            ("10.84.0.7 ecn on ecn off", "`ecn` stands twice"),
-            ("10.84.0.7 mtu 1500", "`mtu` is no setting of a connection"),
+            ("10.84.0.7 ecn on ecn off", "`ecn` is given twice"),
+            (
+                "10.84.0.7 mtu 1500",
+                "`mtu` is not a setting of a connection",
+            ),
             (
                 "10.84.0.7 fast-open yes",
                 "`yes` is neither off, client, server nor on",
             ),
-            ("10.84.0.7:0 ecn on", "`0` is no port"),
-            ("10.84.0.7 window 65", "no number of megabytes (1 to 64)"),
+            ("10.84.0.7:0 ecn on", "`0` is not a port"),
+            ("10.84.0.7 window 65", "not a number of megabytes (1 to 64)"),
             (
                 "10.84.0.7 keepalive 0",
-                "no number of seconds (1 to 32767), and not `off`",
+                "not a number of seconds (1 to 32767), nor `off`",
             ),
-            ("redis ecn on", "`redis` is no address"),
+            ("redis ecn on", "`redis` is not an address"),
         ] {
             let error = text.parse::<DestinationLine>().expect_err("wrong");
             assert!(error.contains(cause), "{error}");

@@ -57,6 +57,6 @@ impl FromStr for CopyEngine {
         let mut all = CopyEngine::ALL.into_iter();
         let names = || CopyEngine::ALL.map(CopyEngine::name).join(", ");
         all.find(|one| one.name() == value)
-            .ok_or_else(|| format!("`{value}` is no copy engine: {}", names()))
+            .ok_or_else(|| format!("`{value}` is not a copy engine: {}", names()))
     }
 }

@@ -53,8 +53,8 @@ impl FromStr for Device {
             Some(("xdp", name)) => (DeviceKind::Xdp, name),
             _ => {
                 return Err(format!(
-                    "`{value}` is no link: tap:NAME, packet:INTERFACE or xdp:INTERFACE, each with \
-                    @NAMESPACE if it is in another"
+                    "`{value}` is not a link: tap:NAME, packet:INTERFACE or xdp:INTERFACE, each \
+                    with @NAMESPACE if it is in another"
                 ));
             }
         };

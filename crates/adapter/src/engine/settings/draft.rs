@@ -78,7 +78,7 @@ impl Draft {
             "mtu" => self.mtu = Some(number(value, "MTU", MTU_MIN..=u16::MAX)?),
             "without" => match value {
                 "lso" | "lro" | "checksum" => self.without.push(value.to_owned()),
-                _ => return Err(format!("`{value}` is no offload: lso, lro, checksum")),
+                _ => return Err(format!("`{value}` is not an offload: lso, lro, checksum")),
             },
             "lso" => drop(self.switches.insert("lso", switch(value)?)),
             "lro" => drop(self.switches.insert("lro", switch(value)?)),
@@ -90,7 +90,7 @@ impl Draft {
                     "auto" => None,
                     _ => {
                         let bytes = number(value, "number of bytes", 1..=COPYBREAK_MAX);
-                        Some(bytes.map_err(|cause| format!("{cause}, and not `auto`"))?)
+                        Some(bytes.map_err(|cause| format!("{cause}, nor `auto`"))?)
                     }
                 });
             }
@@ -114,7 +114,7 @@ impl Draft {
             "direct" => self.rules.push(rule(value, RuleAction::Direct)?),
             _ if self.usual.set(word, value)? => {}
             _ => {
-                return Err(format!("`{word}` is no setting: {}", words::list()));
+                return Err(format!("`{word}` is not a setting: {}", words::list()));
             }
         }
         Ok(())
@@ -248,7 +248,7 @@ impl Draft {
         let whole = |cause| Err(SettingsError::Whole(cause));
         let of_family = |v4: bool| self.gateways.iter().filter(move |ip| ip.is_ipv4() == v4);
         if of_family(true).count() > 1 || of_family(false).count() > 1 {
-            return whole("one gateway of each family is enough");
+            return whole("there can be only one gateway of each address family");
         }
         let is_own = |gateway: &IpAddr| self.addresses.iter().any(|(own, _)| own == gateway);
         if self.gateways.iter().any(is_own) {
@@ -448,17 +448,17 @@ pub(super) mod tests {
             ("address 10.0.0.2/33", "no prefix length"),
             (
                 "address 10.0.0.2",
-                "no prefix length, which says who is on the link",
+                "no prefix length, which says which hosts are on the link",
             ),
             (
                 "address 10.0.0.0/24",
-                "names a network, and no host in it: 10.0.0.1/24",
+                "is a network and not the address of a host: 10.0.0.1/24",
             ),
             (
                 "address 10.0.0.255/24",
                 "is the broadcast address of its network",
             ),
-            ("address fd84::/64", "no host in it: fd84::1/64"),
+            ("address fd84::/64", "not the address of a host: fd84::1/64"),
             ("address 0.0.0.0/0", "not the address of an interface"),
             ("address 127.0.0.1/8", "not the address of an interface"),
             ("address 224.0.0.1/8", "not the address of an interface"),
@@ -470,32 +470,32 @@ pub(super) mod tests {
             ("link eth:toe0", "no link"),
             ("threads 2", "is set already, on line 1"),
             ("link", "takes one value"),
-            ("linc tap:a tap:b", "`linc` is no setting: link, "),
+            ("linc tap:a tap:b", "`linc` is not a setting: link, "),
             ("route 10.0.0.0/8", "no setting"),
             ("mtu 60", "no MTU"),
             ("coalesce 10001", "no time"),
-            ("batch 0", "no number of frames"),
-            ("quota 0", "no number of connections"),
-            ("quota 1048577", "no number of connections"),
+            ("batch 0", "not a number of frames"),
+            ("quota 0", "not a number of connections"),
+            ("quota 1048577", "not a number of connections"),
             (
                 "congestion vegas",
-                "no congestion control: cubic, reno, dctcp, bbr",
+                "not a congestion control: cubic, reno, dctcp, bbr",
             ),
             ("ecn yes", "`yes` is neither on, off nor accurate"),
             ("pacing 1", "`1` is neither on nor off"),
-            ("initial-window 65", "no number of segments (1 to 64)"),
+            ("initial-window 65", "not a number of segments (1 to 64)"),
             (
                 "copy-engine gpu",
-                "no copy engine: off, worker, dsa, dmadev",
+                "not a copy engine: off, worker, dsa, dmadev",
             ),
             (
                 "copybreak 65537",
-                "no number of bytes (1 to 65536), and not `auto`",
+                "not a number of bytes (1 to 65536), nor `auto`",
             ),
             ("split-headers 1", "`1` is neither on nor off"),
             ("lro yes", "`yes` is neither on nor off"),
-            ("keepalive 0", "no number of seconds (1 to 32767)"),
-            ("window 65", "`65` is no number of megabytes (1 to 64)"),
+            ("keepalive 0", "not a number of seconds (1 to 32767)"),
+            ("window 65", "`65` is not a number of megabytes (1 to 64)"),
             ("offload 10.0.0.0/8:0", "no port"),
         ] {
             fs::write(scratch.path(), format!("threads 1\n{line}\n")).expect("written");
@@ -530,8 +530,8 @@ pub(super) mod tests {
                 .set(one.word, "?")
                 .err()
                 .map(|error| error.to_string());
-            let error = error.expect("`?` is no value");
-            assert!(!error.contains("is no setting"), "{error}");
+            let error = error.expect("`?` is not a value");
+            assert!(!error.contains("is not a setting"), "{error}");
         }
         let unknown = Draft::default().set("route", "?").expect_err("no setting");
         assert!(unknown.to_string().contains(&words::list()));
@@ -579,7 +579,7 @@ pub(super) mod tests {
             assert!(after.lso && after.lro);
         }
         let error = after.change("checksum", "maybe").expect_err("no way");
-        let ways = "`maybe` is no way with checksums: on, verify, trust, off";
+        let ways = "`maybe` is not a setting of checksums: on, verify, trust, off";
         assert!(error.to_string().contains(ways), "{error}");
         let error = after.change("lro", "on").expect_err("without checksums");
         assert!(error.to_string().contains("needs checksum=on"));

@@ -14,7 +14,8 @@ pub(super) fn own_address(value: &str) -> Result<(IpAddr, u8), String> {
         let ip = address(value)?;
         let usual = if ip.is_ipv4() { 24 } else { 64 };
         return Err(format!(
-            "`{value}` has no prefix length, which says who is on the link: {value}/{usual}, for \
+            "`{value}` has no prefix length, which says which hosts are on the link: \
+            {value}/{usual}, for \
             example"
         ));
     }
@@ -31,7 +32,7 @@ pub(super) fn own_address(value: &str) -> Result<(IpAddr, u8), String> {
             .unwrap_or(0);
         if host & ones == 0 {
             return Err(format!(
-                "`{value}` names a network, and no host in it: {}/{bits}, for example",
+                "`{value}` is a network and not the address of a host: {}/{bits}, for example",
                 next(ip)
             ));
         }
@@ -94,7 +95,7 @@ pub(super) fn rule(value: &str, action: RuleAction) -> Result<Rule, String> {
             .parse()
             .ok()
             .filter(|port| *port > 0)
-            .ok_or(format!("`{text}` is no port"))?,
+            .ok_or(format!("`{text}` is not a port"))?,
     };
     let (ip, bits) = prefix(network)?;
     Ok(rule_of(ip, bits, port, action))

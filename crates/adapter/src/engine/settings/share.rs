@@ -58,7 +58,7 @@ impl FromStr for Share {
         };
         if ip.contains('/') {
             return Err(format!(
-                "`{value}` has a prefix length, which is the kernel's to say: share {}",
+                "`{value}` must not have a prefix length, because the kernel sets it: share {}",
                 ip.split('/').next().unwrap_or_default()
             ));
         }
@@ -81,7 +81,7 @@ pub(super) fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
         .zip(port(last))
         .filter(|(first, last)| first <= last);
     let (first, last) = range.ok_or(format!(
-        "`{text}` is no port and no range of ports (1 to 65535): 80, or 8000-8099"
+        "`{text}` is neither a port nor a range of ports (1 to 65535): 80, or 8000-8099"
     ))?;
     Ok(first..=last)
 }
@@ -132,11 +132,14 @@ mod tests {
         assert_eq!(words.collect::<Vec<_>>(), ["80,8000-8099", "443", "all"]);
         assert!(settings.all_rules().is_empty(), "connects are the kernel's");
         for (value, cause) in [
-            ("192.0.2.7/24", "the kernel's to say: share 192.0.2.7"),
+            (
+                "192.0.2.7/24",
+                "because the kernel sets it: share 192.0.2.7",
+            ),
             ("192.0.2.7:0", "no port and no range of ports (1 to 65535)"),
             ("192.0.2.7:90-80", "no port and no range"),
             ("192.0.2.7:", "no port and no range"),
-            ("here:80", "`here` is no address"),
+            ("here:80", "`here` is not an address"),
             ("0.0.0.0:80", "not the address of an interface"),
             ("127.0.0.1", "not the address of an interface"),
         ] {

@@ -10,7 +10,7 @@ use toehold_tcp::CongestionControl;
 pub(super) fn address(value: &str) -> Result<IpAddr, String> {
     value
         .parse()
-        .map_err(|_| format!("`{value}` is no address"))
+        .map_err(|_| format!("`{value}` is not an address"))
 }
 
 /// A number within bounds; `what` says what it is to be.
@@ -21,7 +21,7 @@ pub(super) fn number<T: FromStr + PartialOrd + Display>(
 ) -> Result<T, String> {
     let number = value.parse().ok().filter(|number| bounds.contains(number));
     let (least, most) = (bounds.start(), bounds.end());
-    number.ok_or_else(|| format!("`{value}` is no {what} ({least} to {most})"))
+    number.ok_or_else(|| format!("`{value}` is not a {what} ({least} to {most})"))
 }
 
 pub(super) fn switch(value: &str) -> Result<bool, String> {
@@ -45,7 +45,7 @@ pub(super) fn congestion(value: &str) -> Result<CongestionControl, String> {
     let names = || CONGESTION_CONTROLS.map(|(name, _)| name).join(", ");
     found
         .map(|(_, control)| *control)
-        .ok_or_else(|| format!("`{value}` is no congestion control: {}", names()))
+        .ok_or_else(|| format!("`{value}` is not a congestion control: {}", names()))
 }
 
 /// As [`super::Draft::set`] takes it.
