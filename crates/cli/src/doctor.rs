@@ -328,7 +328,7 @@ mod tests {
         let none = Check::ok("library", NeededFor::Direct, "").missing("");
         let words = Conclusion::of(&[none, tun]).words();
         assert!(
-            words.contains("cannot be accelerated") && words.contains("No link"),
+            words.contains("cannot be accelerated") && words.contains("cannot open a link"),
             "{words}"
         );
     }

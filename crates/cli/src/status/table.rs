@@ -398,7 +398,7 @@ nginx, pid 8, user 4294967290, wait event: no connections
             pid: Some(1),
             ..view()
         });
-        assert!(none.contains("nothing of the 2 programs"), "{none}");
+        assert!(none.contains("hide all 2 programs"), "{none}");
         // A program of which nothing is on the path is not there either.
         let one = shown(&View {
             path: Some("direct"),
