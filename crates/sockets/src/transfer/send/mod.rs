@@ -16,7 +16,7 @@ use toehold_stream::end::End;
 use crate::adapter::offers;
 use crate::connection::carrier::Carrier;
 use crate::connection::resets::fault_of_peer;
-use crate::connection::{self, Connection};
+use crate::connection::{self, Connection, Inside};
 use crate::connection::{pending_errors, resets, unix};
 use crate::direction::{self, Credit};
 use crate::direction::{doorbells, notifier, overflow, switching, takeover};
@@ -263,6 +263,7 @@ pub(crate) fn carry(
         waits,
         done: 0,
         deadline: Deadline::default(),
+        inside: None,
     };
     loop {
         let (end, step) = match call.locked(&mut step) {
@@ -297,6 +298,9 @@ struct Call<'c> {
     /// Bytes so far.
     done: usize,
     deadline: Deadline,
+    /// From the first sleep on, so that the connection does not leave its channel before the call
+    /// has sent everything: then the call would have to return a part of its count.
+    inside: Option<Inside>,
 }
 
 impl Call<'_> {
@@ -333,7 +337,8 @@ impl Call<'_> {
     }
 
     /// A step has failed with `error`.
-    fn failed(&self, error: i32) -> Result<usize, i32> {
+    fn failed(&mut self, error: i32) -> Result<usize, i32> {
+        self.inside = None;
         match error {
             // A bad pointer is the call's own error.
             libc::EFAULT if self.done > 0 => Ok(self.done),
@@ -352,23 +357,25 @@ impl Call<'_> {
         if turns::is_unaccepted(connection, end) && overflow::is_due(connection, end) {
             // These are more bytes than may wait for `accept` in the ring. The kernel has more
             // room.
+            self.inside = None;
             if return_to_kernel(connection) == Err(errno::LEFT_CHANNEL) {
                 return self.ends_with(errno::LEFT_CHANNEL);
             }
         }
-        let Some(inside) = connection.inside() else {
+        self.inside = self.inside.take().or_else(|| connection.inside());
+        let Some(inside) = &self.inside else {
             return GOES_ON;
         };
         if !self.waits {
             // Called before the request: news of credit that comes in between must count as an
             // edge.
             news::writing_blocked(connection);
-            match direction::want_credit(connection, &inside) {
+            match direction::want_credit(connection, inside) {
                 Credit::Here | Credit::WentDown => return GOES_ON,
                 Credit::WillRing => return self.ends_with(libc::EAGAIN),
             }
         }
-        match waiting::wait_for_credit(connection, &inside, &mut self.deadline) {
+        match waiting::wait_for_credit(connection, inside, &mut self.deadline) {
             Ok(()) => GOES_ON,
             Err(error) => self.ends_with(error),
         }
@@ -383,7 +390,11 @@ impl Call<'_> {
             news::watch_kernel_writable(connection);
             return self.ends_with(libc::EAGAIN);
         }
-        match waiting::wait_for_kernel(connection.number(), &mut self.deadline) {
+        self.inside = self.inside.take().or_else(|| connection.inside());
+        if self.inside.is_none() {
+            return GOES_ON;
+        }
+        match waiting::wait_for_kernel(connection, &mut self.deadline) {
             Ok(()) => GOES_ON,
             Err(error) => self.ends_with(error),
         }
@@ -557,5 +568,50 @@ unsafe fn to_carrier(
         }
         Err(libc::EAGAIN) => Ok(Step::KernelFull),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use toehold_channel::layout::Control as Words;
+    use toehold_channel::table::Entry;
+
+    use super::*;
+
+    #[test]
+    fn send_that_has_slept_keeps_the_channel_to_its_end() {
+        let (socket, _peer) = UnixStream::pair().expect("a pair");
+        let entry: &Entry = Box::leak(Box::default());
+        let connection = Connection {
+            fd: socket.as_raw_fd(),
+            index: 0,
+            generation: 0,
+            entry,
+            local: Box::leak(Box::default()),
+        };
+        let words: *mut Words = Box::leak(Box::default());
+        let attachment = &connection.local.attachment;
+        attachment.put(words.cast());
+        let mut has_slept = false;
+        let step = |_: &End<'_>, done| {
+            // As `leaving::frees`, in another thread.
+            let Some(region) = attachment.take_unused() else {
+                return Ok(Step::Sent(1));
+            };
+            attachment.put(region);
+            Ok(match done {
+                0 => Step::Sent(1),
+                _ if has_slept => Step::Dry,
+                _ => {
+                    has_slept = true;
+                    Step::KernelFull
+                }
+            })
+        };
+        assert_eq!(carry(&connection, 3, true, step), Ok(3));
+        assert!(!attachment.is_used());
     }
 }

@@ -102,9 +102,12 @@ fn sleep_for_doorbell(fd: i32, limit_ns: u64) -> isize {
     sleep_for_news(fd, limit_ns)
 }
 
-/// Sleeps until the kernel takes more, within `SO_SNDTIMEO`.
-pub(super) fn wait_for_kernel(fd: i32, deadline: &mut Deadline) -> Result<(), i32> {
+/// Sleeps until the kernel takes more, within `SO_SNDTIMEO`. The caller is inside the region.
+pub(super) fn wait_for_kernel(connection: &Connection, deadline: &mut Deadline) -> Result<(), i32> {
+    let fd = connection.number();
     let limit_ns = deadline.left_ns(fd, libc::SO_SNDTIMEO)?;
-    let seen = sleep_until(fd, libc::POLLOUT, limit_ns)?;
+    // The caller's guard.
+    let undo = || connection.local.attachment.leave_for_ended();
+    let seen = cancellation::sleeping(undo, || sleep_until(fd, libc::POLLOUT, limit_ns))?;
     seen.map(drop).ok_or(libc::EAGAIN)
 }
