@@ -2,12 +2,13 @@
 //! never waits for them.
 //!
 //! - [`offers`]: messages from the adapter;
-//! - [`requests`]: the adapter's requests about connections that no call uses at the moment, and in
-//!   [`rounds`] how far the process is with them;
+//! - [`requests`]: the adapter's requests about connections that no call uses at the moment; in
+//!   [`rounds`] how far the process is with them, and in [`pace`] how much time it spends on them;
 //! - [`namespace`]: connections in another network namespace than the adapter.
 
 pub(crate) mod namespace;
 pub(crate) mod offers;
+mod pace;
 pub(crate) mod requests;
 mod rounds;
 
@@ -52,6 +53,13 @@ pub(crate) fn lock() -> lock::PrivateHeld<'static> {
 /// As [`lock`], but only if the lock is free.
 pub(crate) fn try_lock() -> Option<lock::PrivateHeld<'static>> {
     LOCK.try_lock()
+}
+
+/// As [`lock`], if the lock is free soon. A thread that waits for the adapter's reply may hold it
+/// for a second.
+pub(crate) fn lock_soon() -> Option<lock::PrivateHeld<'static>> {
+    const SOON_NS: u64 = 200_000;
+    LOCK.lock_within_ns(SOON_NS)
 }
 
 /// Number of the current connection to the adapter. Requests made on an earlier connection must be
@@ -149,6 +157,7 @@ fn has_hung_up(fd: i32) -> bool {
 /// process can change its user. Uses no allocation and no lock.
 pub(crate) fn forked() {
     LOCK.reset();
+    requests::forked();
     let own = ADAPTER.swap(-1, Ordering::Relaxed);
     let unused = INHERITED.swap(-1, Ordering::Relaxed);
     let parents = if own >= 0 { own } else { unused };

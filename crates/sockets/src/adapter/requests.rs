@@ -3,11 +3,11 @@
 //!
 //! The table's `attention` says that there is a request. The process serves the request when it
 //! uses another connection, before it sleeps, and from time to time when it does not need to sleep
-//! ([`follow`]). It looks at one connection after the other ([`Rounds`]), for a slice of time. The
-//! thread's other calls come between two slices. A thread that is about to sleep looks for its own
-//! events there.
+//! ([`follow`]). It looks at one connection after the other ([`Rounds`]), for a slice of time
+//! ([`Pace`]). The thread's other calls come between two slices. A thread that is about to sleep
+//! looks for its own events there.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use toehold_channel::express::Rule;
 use toehold_channel::table::{
@@ -15,6 +15,7 @@ use toehold_channel::table::{
 };
 use toehold_stream::leaving::Refusal;
 
+use crate::adapter::pace::{Pace, Slice, Turn};
 use crate::adapter::rounds::Rounds;
 use crate::connection::Connection;
 use crate::direction::{self, switching};
@@ -27,34 +28,28 @@ use crate::{adapter, connection, express};
 /// The value of `attention` that was last followed.
 static FOLLOWED: AtomicU32 = AtomicU32::new(0);
 static ROUNDS: Rounds = Rounds::new();
-/// When the next slice may begin. In a round that is not urgent, time that has passed since then is
-/// credit for further slices.
-static NEXT_NS: AtomicU64 = AtomicU64::new(0);
-/// A slice takes no longer, but for the connection that is looked at when it is over.
-const SLICE_NS: u64 = 200_000;
+static PACE: Pace = Pace::new();
 /// The number of entries without a request that a slice passes between two looks at the clock.
 const PASSED_MAX: u32 = 64;
-/// Rounds that are not urgent begin at most this often.
-const ROUND_INTERVAL_NS: u64 = 20_000_000;
-/// Rounds that are not urgent take at most `1 / PATIENT_SHARE` of a thread's time: a peer that
-/// sleeps may leave thousands of connections unfinished for hours.
-const PATIENT_SHARE: u64 = 32;
-/// The longest time that gives credit: a thread that slept for longer works on unfinished
-/// connections for at most `CREDIT_NS / PATIENT_SHARE` before it sleeps again.
-const CREDIT_NS: u64 = 1_000_000_000;
-/// A slice that seems to have lasted longer was interrupted: the process was stopped, for example.
-const LASTED_NS_MAX: u64 = 50 * SLICE_NS;
-/// Urgent rounds take at most `1 / URGENT_SHARE` of the time of a thread that has other work.
-const URGENT_SHARE: u64 = 2;
 
 /// Serves the adapter's requests about connections that no call is using. Called before a thread
 /// sleeps for events, from time to time when it finds events without sleeping, and after calls on
-/// the host path.
+/// the host path. While another thread serves them, there is nothing to do here.
 #[inline]
 pub(crate) fn follow() {
     let Some(table) = table::table() else { return };
     if is_asked(table.header()) || !ROUNDS.are_over() {
-        follow_for_a_slice(&table, sys::now_ns());
+        follow_if_due(&table);
+    }
+}
+
+#[cold]
+fn follow_if_due(table: &Table) {
+    let now_ns = sys::now_ns();
+    if (is_asked(table.header()) || PACE.is_due(now_ns))
+        && let Some(turn) = PACE.try_take()
+    {
+        errno::keep(|| follow_for_a_slice(table, &turn, now_ns, false));
     }
 }
 
@@ -65,17 +60,25 @@ pub(crate) fn follow_before_sleep() -> bool {
     let Some(table) = table::table() else {
         return false;
     };
-    if !is_asked(table.header()) && ROUNDS.are_over() {
-        return false;
+    (is_asked(table.header()) || !ROUNDS.are_over()) && follow_without_other_work(&table)
+}
+
+/// A thread that sleeps while another thread has its turn would not notice that the other thread,
+/// which has other work, leaves a part undone. So it waits for the other's slice.
+#[cold]
+fn follow_without_other_work(table: &Table) -> bool {
+    let is_due = || PACE.is_due(sys::now_ns());
+    if is_asked(table.header()) || ROUNDS.are_urgent() || is_due() {
+        let turn = PACE.take();
+        let has_no_other_work = ROUNDS.are_urgent();
+        errno::keep(|| follow_for_a_slice(table, &turn, sys::now_ns(), has_no_other_work));
     }
-    // A thread without other work keeps no pause.
-    let paused_until_ns = match ROUNDS.are_urgent() {
-        true => NEXT_NS.load(Ordering::Relaxed),
-        false => 0,
-    };
-    follow_for_a_slice(&table, sys::now_ns().max(paused_until_ns));
-    let has_credit = || sys::now_ns() >= NEXT_NS.load(Ordering::Relaxed);
-    ROUNDS.are_urgent() || (!ROUNDS.are_over() && has_credit())
+    ROUNDS.are_urgent() || (!ROUNDS.are_over() && is_due())
+}
+
+/// After fork: another thread of the parent may have had its turn.
+pub(crate) fn forked() {
+    PACE.forked();
 }
 
 /// Whether there is a request that was not followed yet.
@@ -86,59 +89,28 @@ fn is_asked(header: &Header) -> bool {
 }
 
 /// Takes up a new request, and looks at connections for a slice of time, unless it is too early at
-/// `now` for the next one.
-#[cold]
-fn follow_for_a_slice(table: &Table, now: u64) {
+/// `now_ns` for the next one. In an urgent round it is never too early for a thread without other
+/// work.
+fn follow_for_a_slice(table: &Table, turn: &Turn<'_>, now_ns: u64, has_no_other_work: bool) {
     let header = table.header();
     // Acquire pairs with the adapter's Release in `Tables::call_attention`.
     let attention = header.attention.load(Ordering::Acquire);
     if attention != FOLLOWED.swap(attention, Ordering::Relaxed) {
         if !ROUNDS.are_urgent() {
-            NEXT_NS.store(now, Ordering::Relaxed);
+            turn.is_due_at(now_ns);
         }
         ROUNDS.ask();
         follow_for_process(header);
     }
-    let due_ns = NEXT_NS.load(Ordering::Relaxed);
-    if now < due_ns {
+    if ROUNDS.are_over() {
+        // Another thread has finished the round.
         return;
     }
-    let begun_ns = sys::now_ns();
-    let is_round_over = errno::keep(|| look_for_a_slice(table, begun_ns));
-    let slice = Slice {
-        due_ns,
-        begun_ns,
-        ended_ns: sys::now_ns(),
+    let Some(slice) = turn.begin(now_ns, has_no_other_work) else {
+        return;
     };
-    let next = slice.next_ns(ROUNDS.are_urgent(), is_round_over);
-    NEXT_NS.store(next, Ordering::Relaxed);
-}
-
-/// The times of a slice.
-#[derive(Clone, Copy, Debug)]
-struct Slice {
-    /// From then on it might have begun.
-    due_ns: u64,
-    begun_ns: u64,
-    ended_ns: u64,
-}
-
-impl Slice {
-    /// When the next slice may begin.
-    fn next_ns(self, is_urgent: bool, is_round_over: bool) -> u64 {
-        let lasted_ns = self.ended_ns.saturating_sub(self.begun_ns);
-        let lasted_ns = lasted_ns.min(LASTED_NS_MAX);
-        let patient_pause_ns = lasted_ns * (PATIENT_SHARE - 1);
-        match (is_urgent, is_round_over) {
-            (true, _) => self.ended_ns + lasted_ns * (URGENT_SHARE - 1),
-            (false, true) => self.ended_ns + ROUND_INTERVAL_NS.max(patient_pause_ns),
-            (false, false) => {
-                let waited_ns = self.begun_ns.saturating_sub(self.due_ns);
-                let credit_ns = waited_ns.min(CREDIT_NS);
-                (self.ended_ns + patient_pause_ns).saturating_sub(credit_ns)
-            }
-        }
-    }
+    let is_round_over = look_for_a_slice(table, slice);
+    turn.end(slice, sys::now_ns(), ROUNDS.are_urgent(), is_round_over);
 }
 
 /// Follows what the adapter wants of the process as a whole. Where another thread holds a lock for
@@ -155,9 +127,8 @@ fn follow_for_process(header: &Header) {
     errno::keep(express::look_after);
 }
 
-/// Looks at connections that this process holds, from a slice's beginning on: true when the slice
-/// has ended with a round.
-fn look_for_a_slice(table: &Table, begun_ns: u64) -> bool {
+/// Looks at connections that this process holds: true when the slice has ended with a round.
+fn look_for_a_slice(table: &Table, slice: Slice) -> bool {
     let mut passed = 0;
     // The process has its turn at entry 0, even where there is none.
     while let Some((index, is_last)) = ROUNDS.take(table.entries_used().max(1)) {
@@ -171,7 +142,7 @@ fn look_for_a_slice(table: &Table, begun_ns: u64) -> bool {
         passed += 1;
         if was_looked_at || passed >= PASSED_MAX {
             passed = 0;
-            if sys::now_ns().saturating_sub(begun_ns) >= SLICE_NS {
+            if slice.is_over(sys::now_ns()) {
                 return false;
             }
         }
@@ -216,7 +187,7 @@ fn look_at(connection: &Connection, command: u32) {
         // The peer has taken its refusal back while we looked at ours.
         switching::service(connection);
     }
-    leaving::finish(connection);
+    let is_in_vain = !leaving::finish_soon(connection);
     let is_unfinished = match command {
         // The channel stays, so nothing more is to do once our direction is down.
         COMMAND_YIELD => !entry
@@ -229,8 +200,10 @@ fn look_at(connection: &Connection, command: u32) {
         // noticed, too.
         _ => waits_for_peer,
     };
-    if is_unfinished && connection.local.attachment.has_region() {
-        ROUNDS.again(connection.index);
+    match connection.local.attachment.has_region() {
+        true if is_in_vain => ROUNDS.again_at_once(connection.index),
+        true if is_unfinished => ROUNDS.again(connection.index),
+        _ => {}
     }
 }
 
@@ -247,55 +220,4 @@ fn keeps_unread(connection: &Connection) -> bool {
 fn is_refused(connection: &Connection) -> bool {
     let end = connection.end();
     end.is_some_and(|end| end.refusal() != Refusal::None)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_thread_with_other_work_gets_its_share_of_the_time() {
-        let next = |lasted, is_urgent, is_round_over| {
-            let slice = Slice {
-                due_ns: 7,
-                begun_ns: 7,
-                ended_ns: 7 + lasted,
-            };
-            slice.next_ns(is_urgent, is_round_over) - 7
-        };
-        assert_eq!(next(SLICE_NS, true, false), URGENT_SHARE * SLICE_NS);
-        assert_eq!(next(SLICE_NS, true, true), URGENT_SHARE * SLICE_NS);
-        assert_eq!(next(SLICE_NS, false, false), PATIENT_SHARE * SLICE_NS);
-        let long = 10 * SLICE_NS;
-        assert_eq!(next(0, false, true), ROUND_INTERVAL_NS);
-        assert_eq!(next(long, false, true), PATIENT_SHARE * long);
-        // The process was stopped meanwhile.
-        let stopped = 10_000_000_000;
-        let pause = (PATIENT_SHARE - 1) * LASTED_NS_MAX;
-        assert_eq!(next(stopped, false, false), stopped + pause);
-        // The clock went backwards.
-        let slice = Slice {
-            due_ns: 0,
-            begun_ns: 7,
-            ended_ns: 3,
-        };
-        assert_eq!(slice.next_ns(false, true), 3 + ROUND_INTERVAL_NS);
-    }
-
-    #[test]
-    fn a_thread_that_has_slept_has_credit_for_many_slices() {
-        let (mut now, mut due_ns, mut slices) = (5_000_000_000, 0, 0);
-        while due_ns <= now {
-            let (begun_ns, ended_ns) = (now, now + SLICE_NS);
-            let slice = Slice {
-                due_ns,
-                begun_ns,
-                ended_ns,
-            };
-            due_ns = slice.next_ns(false, false);
-            (now, slices) = (ended_ns, slices + 1);
-        }
-        let expected = CREDIT_NS / (PATIENT_SHARE * SLICE_NS);
-        assert!((expected..expected + 9).contains(&slices), "{slices}");
-    }
 }

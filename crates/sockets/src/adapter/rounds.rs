@@ -59,11 +59,19 @@ impl Rounds {
 
     /// An entry is to be looked at again, in the next round.
     pub(super) fn again(&self, index: u32) {
+        self.change(|state| State {
+            left: state.left.max(state.ahead(index)),
+            ..state
+        });
+    }
+
+    /// As [`Rounds::again`]; the next round is urgent, too.
+    pub(super) fn again_at_once(&self, index: u32) {
         self.change(|state| {
-            let ahead = u64::from(index).wrapping_sub(state.next) % ROUND;
+            let ahead = state.ahead(index);
             State {
-                // An entry that is next already was the last one of its round.
-                left: state.left.max(ahead + 1),
+                urgent: state.urgent.max(ahead),
+                left: state.left.max(ahead),
                 ..state
             }
         });
@@ -106,6 +114,12 @@ impl State {
             urgent: word >> NEXT_BITS & COUNT_MAX,
             left: word >> (NEXT_BITS + COUNT_BITS),
         }
+    }
+
+    /// The number of entries from the next one up to `index`. If `index` is next, it was the last
+    /// one of its round.
+    fn ahead(self, index: u32) -> u64 {
+        u64::from(index).wrapping_sub(self.next) % ROUND + 1
     }
 
     fn word(self) -> u64 {
@@ -193,6 +207,23 @@ mod tests {
         assert!(!rounds.are_urgent() && !rounds.are_over());
         assert_eq!(taken(&rounds, 4, 99), [0, 1, 2]);
         assert!(rounds.are_over());
+    }
+
+    #[test]
+    fn entry_that_was_looked_at_in_vain_keeps_the_round_urgent() {
+        let rounds = Rounds::new();
+        rounds.ask();
+        for _ in 0..4 {
+            let (index, _) = rounds.take(4).expect("asked");
+            if index == 2 {
+                rounds.again_at_once(index);
+            }
+        }
+        assert!(rounds.are_urgent());
+        assert_eq!(taken(&rounds, 4, 2), [0, 1]);
+        assert!(rounds.are_urgent());
+        assert_eq!(taken(&rounds, 4, 99), [2]);
+        assert!(rounds.are_over() && !rounds.are_urgent());
     }
 
     #[test]

@@ -279,6 +279,19 @@ impl Private {
         }
     }
 
+    /// Takes the lock. `None` when its holder does not open it within about `limit_ns`.
+    pub(crate) fn lock_within_ns(&self, limit_ns: u64) -> Option<PrivateHeld<'_>> {
+        let (mut wait, mut began) = (Wait::default(), 0);
+        loop {
+            if let Some(held) = self.try_lock() {
+                return Some(held);
+            }
+            if wait.turn_ns(&mut began) >= limit_ns {
+                return None;
+            }
+        }
+    }
+
     /// Takes the lock if it is free.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<PrivateHeld<'_>> {

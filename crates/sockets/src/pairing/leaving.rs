@@ -120,19 +120,25 @@ pub(crate) fn after_transfer(
 /// Frees the region when both ends have left it. Called where no call of this thread is on the
 /// connection.
 pub(crate) fn finish(connection: &Connection) {
-    let Some(end) = connection.end() else { return };
-    if !declare(connection, &end) {
-        return;
-    }
-    if settings::low_water(connection) > 1 && !end.has_peer_left() {
-        // Between `hand_back` and the end of the region, the kernel's registrations report every
-        // byte. So wait until the peer has left, which makes that time short.
-        return;
-    }
-    // The kernel gets the registrations first, because without the region the library does not
-    // answer them.
-    membership::hand_back(connection, &end);
-    if !frees(connection, &end) {
+    finish_by(connection, adapter::try_lock);
+}
+
+/// As [`finish`], but waits a little for the adapter's lock. False when it was in vain.
+pub(crate) fn finish_soon(connection: &Connection) -> bool {
+    let mut is_in_vain = false;
+    finish_by(connection, || {
+        let held = adapter::lock_soon();
+        is_in_vain = held.is_none();
+        held
+    });
+    !is_in_vain
+}
+
+fn finish_by(
+    connection: &Connection,
+    lock_adapter: impl FnOnce() -> Option<lock::PrivateHeld<'static>>,
+) {
+    if !hand_back(connection) || !frees(connection, lock_adapter) {
         return;
     }
     // Another thread may have registered the connection meanwhile.
@@ -140,17 +146,39 @@ pub(crate) fn finish(connection: &Connection) {
     connection.entry.resting_wake.store(0, Ordering::Relaxed);
 }
 
-fn frees(connection: &Connection, end: &End<'_>) -> bool {
-    let (entry, local) = (connection.entry, connection.local);
-    if !end.has_peer_left() {
+/// Gives the registrations back to the kernel when this end has left the channel. True when the
+/// peer has left, too.
+fn hand_back(connection: &Connection) -> bool {
+    // Another thread may close the connection meanwhile. The words must not become another
+    // connection's.
+    let Some(end) = connection.inside() else {
+        return false;
+    };
+    if !declare(connection, &end) {
         return false;
     }
+    if settings::low_water(connection) > 1 && !end.has_peer_left() {
+        // Between `hand_back` and the end of the region, the kernel's registrations report every
+        // byte. So wait until the peer has left, which makes that time short.
+        return false;
+    }
+    // The kernel gets the registrations first, because without the region the library does not
+    // answer them.
+    membership::hand_back(connection, &end);
+    end.has_peer_left()
+}
+
+fn frees(
+    connection: &Connection,
+    lock_adapter: impl FnOnce() -> Option<lock::PrivateHeld<'static>>,
+) -> bool {
+    let (entry, local) = (connection.entry, connection.local);
     if holders::are_others(entry) {
         // Other members of the family have the region mapped and would go on using it.
         return false;
     }
     // Before the direction locks, as in `pairing`.
-    let Some(_adapter) = adapter::try_lock() else {
+    let Some(_adapter) = lock_adapter() else {
         return false;
     };
     let (Some(_rx), Some(_tx)) = (
@@ -159,7 +187,11 @@ fn frees(connection: &Connection, end: &End<'_>) -> bool {
     ) else {
         return false;
     };
-    if !is_drained(connection, end) {
+    // The entry may be another connection's by now, with a region of its own.
+    let Some(end) = connection.end().filter(|_| connection.is_current()) else {
+        return false;
+    };
+    if !end.has_left() || !end.has_peer_left() || !is_drained(connection, &end) {
         return false;
     }
     // A call that finds no region meanwhile uses the carrier. With the region it would do that,
@@ -217,4 +249,42 @@ fn empty(connection: &Connection, region: *mut u8) -> bool {
         memory::advise(rings, 2 * RING_BYTES, libc::MADV_REMOVE);
     }
     NonNull::new(region).is_some_and(|region| slabs::replace(connection, region))
+}
+
+#[cfg(test)]
+mod tests {
+    use toehold_channel::layout::{Control, LEFT, REGION_BYTES};
+    use toehold_channel::memfd;
+    use toehold_channel::table::Entry;
+
+    use super::*;
+
+    /// A thread has looked at a connection, and lost its processor. Meanwhile another thread has
+    /// closed the connection, and the entry has become the next connection's.
+    #[test]
+    fn region_of_the_next_connection_in_an_entry_is_not_freed() {
+        let entry: &Entry = Box::leak(Box::default());
+        let now = Connection {
+            fd: -1,
+            index: 0,
+            generation: 1,
+            entry,
+            local: Box::leak(Box::default()),
+        };
+        entry.generation.store(1, Ordering::Relaxed);
+        let region = memfd::map_private(REGION_BYTES).expect("memory").as_ptr();
+        // SAFETY: just mapped, and all atomics.
+        let words: &Control = unsafe { &*region.cast() };
+        for side in &words.sides {
+            side.wake.attached.store(LEFT, Ordering::Relaxed);
+        }
+        now.local.attachment.put(region);
+        let before = Connection {
+            generation: 0,
+            ..now
+        };
+        assert!(!frees(&before, adapter::try_lock));
+        assert!(now.local.attachment.has_region());
+        assert!(frees(&now, adapter::try_lock), "it is the reason");
+    }
 }
