@@ -4,6 +4,7 @@ mod duplicates;
 mod early;
 mod endings;
 mod fairness;
+mod known;
 mod modes;
 mod moving;
 mod names;
@@ -48,6 +49,12 @@ pub(crate) const CASES: &[Case] = &[
         "events_that_are_not_told_leave_no_trace",
         untold::leaves_no_trace,
     ),
+    Case::pair("news_of_another_call_is_news_of_a_wait", |pair| {
+        known::of_a_slow_sender(pair, IN);
+    }),
+    Case::pair("news_of_another_call_is_an_edge_of_a_wait", |pair| {
+        known::of_a_slow_sender(pair, IN | ET);
+    }),
     Case::pair("exclusive_waiters_miss_nothing", modes::exclusive),
     Case::pair(
         "exclusive_registrations_are_refused_as_by_the_kernel",
@@ -267,13 +274,6 @@ fn watching(pair: &Pair, events: i32) -> Fd {
 /// The events that an epoll_wait returns without waiting.
 fn now(epoll: Fd) -> String {
     seen(&sys::epoll_wait(epoll, 16, 0))
-}
-
-/// Like [`now`], for bytes that have arrived. An engine reports bytes a moment after they can be
-/// counted.
-fn arrival(epoll: Fd) -> String {
-    const MOMENT_MS: i32 = 1_000;
-    seen(&sys::epoll_wait(epoll, 16, MOMENT_MS))
 }
 
 fn seen((result, events): &(sys::Ret, Vec<(u64, u32)>)) -> String {

@@ -53,14 +53,9 @@ const DIFFERENCES: &[Difference] = &[
         reason: "likewise",
     },
     Difference {
-        case: "edge_triggered_events_come_once_per_arrival",
-        line: "",
-        reason: "bytes can be counted a moment before the engine has told of them",
-    },
-    Difference {
         case: "news_comes_in_the_order_it_was_sent",
         line: "in order",
-        reason: "likewise, and connections of several threads have no order",
+        reason: "connections of several threads of the engine have no order",
     },
     Difference {
         case: "refused_nonblocking_connect_leaves_the_error",

@@ -144,7 +144,12 @@ pub(crate) fn queue_length(connection: &Connection, request: c_ulong) -> Option<
         return peek::waiting(connection);
     }
     let in_ring = connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Ring as u32;
-    (request == libc::TIOCOUTQ as c_ulong && in_ring).then(|| in_flight(connection))
+    let is_asked = request == libc::TIOCOUTQ as c_ulong && in_ring;
+    is_asked.then(|| {
+        let length = in_flight(connection);
+        news::note_known(connection);
+        length
+    })
 }
 
 /// The ring's bytes that the kernel's send queue would hold (`SIOCOUTQ`). Bytes that the kernel

@@ -7,7 +7,7 @@ use toehold_channel::doorbell::{WAKE_SEQ_CST, WakeWord, mark};
 use crate::connection::Connection;
 use crate::epoll::instance::epoll;
 use crate::epoll::kernel_registrations::kick;
-use crate::epoll::registration::{each_registration, registration};
+use crate::epoll::registration::{EDGE, each_registration, first, peer_tail, registration};
 use crate::waiting::sleepers;
 
 /// The program met a full kernel buffer on a connection whose direction is on the carrier: let the
@@ -38,6 +38,48 @@ pub(crate) fn writing_blocked(connection: &Connection) {
     each_registration(connection, |_, one| {
         one.forget_room();
     });
+}
+
+/// The program has learned of bytes, room or the end of `connection` by another call than a wait on
+/// its instance (`FIONREAD`, `MSG_PEEK`, `poll`). From now on a wait with a time-out of 0 must
+/// report them, as the kernel's would. But a peer publishes first and marks the ready bitmap
+/// afterwards, and a wait looks at marked members only. So this process marks its own bitmap. A
+/// thread that sleeps on the instance is woken by the peer, as always.
+#[inline]
+pub(crate) fn note_known(connection: &Connection) {
+    if first(connection).is_some() {
+        mark_own(connection);
+    }
+}
+
+/// As [`note_known`], after a receive that has left bytes. Such receives are frequent, so the mark
+/// is omitted if the member is on the ready list, or if all bytes were reported as an edge.
+#[inline]
+pub(crate) fn note_left(connection: &Connection) {
+    if let Some(one) = first(connection) {
+        // Relaxed: a thread that takes the member off the list at this moment waits beside this
+        // one, and looks at the connection itself.
+        let is_listed = one.on_ready.load(Ordering::Relaxed) != 0;
+        let is_edge = one.events() & EDGE != 0;
+        let is_told = || is_edge && !one.is_new_edge(0, peer_tail(connection), false);
+        if !is_listed && !is_told() {
+            mark_own(connection);
+        }
+    }
+}
+
+/// Marks `connection` in the ready bitmap of this process's instance, if that has one.
+#[cold]
+fn mark_own(connection: &Connection) {
+    let own = sleepers::own_resting(connection);
+    let Ok(WakeWord::Bitmap { bitmap, bit }) = WakeWord::from_untrusted(own) else {
+        return;
+    };
+    // SAFETY: places of the pair table are never released.
+    let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
+    if let Some(bitmap) = pair.and_then(|pair| pair.ours(bitmap)) {
+        mark(bitmap, bit);
+    }
 }
 
 /// Puts `connection` on the ready list of its epoll instance, and wakes a thread that sleeps there.

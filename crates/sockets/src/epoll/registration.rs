@@ -244,6 +244,12 @@ pub(super) fn find(
     None
 }
 
+/// One of the registrations of a connection.
+#[inline]
+pub(super) fn first(connection: &Connection) -> Option<&'static Registration> {
+    registration(connection.local.registrations.load(LINK_ACQUIRE))
+}
+
 pub(super) fn each_registration(
     connection: &Connection,
     mut each: impl FnMut(u32, &'static Registration),
@@ -270,8 +276,7 @@ pub(super) fn unlink(connection: &Connection, number: u32) {
 /// True when at most one instance has the connection. Several instances cannot share its one wake
 /// word.
 pub(super) fn is_only_member(connection: &Connection) -> bool {
-    registration(connection.local.registrations.load(LINK_ACQUIRE))
-        .is_none_or(|one| one.next.load(Ordering::Relaxed) == 0)
+    first(connection).is_none_or(|one| one.next.load(Ordering::Relaxed) == 0)
 }
 
 /// The position up to which the peer has published: news for an edge.

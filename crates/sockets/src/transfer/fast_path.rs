@@ -16,6 +16,7 @@ use crate::connection::pending_errors;
 use crate::connection::{self, Connection};
 use crate::direction::{self, notifier, switching};
 use crate::direction::{SHORT_BYTES, fetch_lines};
+use crate::epoll::news;
 use crate::lock;
 use crate::offload::endings;
 use crate::pairing::leaving;
@@ -141,6 +142,9 @@ pub(crate) unsafe fn receive(
     let crossed = receiver.consume(len, filled);
     direction::count_call(&entry.rx_calls);
     entry.rx_empty.store(0, Ordering::Relaxed);
+    if len < filled.len as usize {
+        news::note_left(connection);
+    }
     if crossed && end.is_asked_for_credit() {
         switching::notify_of_credit(connection, &end, held);
     }

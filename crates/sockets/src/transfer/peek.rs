@@ -11,6 +11,7 @@ use toehold_stream::end::{AHEAD_MAX, End, Incoming};
 use crate::connection::Connection;
 use crate::connection::resets::fault_of_peer;
 use crate::direction::takeover;
+use crate::epoll::news;
 use crate::system::{errno, sys};
 use crate::transfer::buffers;
 use crate::transfer::control_messages::Control;
@@ -27,6 +28,9 @@ pub(crate) fn waiting(connection: &Connection) -> Option<i32> {
     let _held = takeover::lock_receiving(connection)?;
     let end = connection.end()?;
     let count = count(connection, &end).ok()?;
+    if count > 0 {
+        news::note_known(connection);
+    }
     Some(i32::try_from(count).unwrap_or(i32::MAX))
 }
 

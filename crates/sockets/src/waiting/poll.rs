@@ -10,7 +10,7 @@ use libc::{
 
 use crate::connection::{self, Connection, HINT_URGENT};
 use crate::epoll::sleeping::{OutOfMemory, Watch};
-use crate::epoll::{first_wait, nested};
+use crate::epoll::{first_wait, nested, news};
 use crate::memory::pieces::{PIECE_BYTES, Piece};
 use crate::offload::awaiting::{self, Answer};
 use crate::process::descriptors::{self, Kind};
@@ -173,7 +173,11 @@ impl Drop for Copy {
 fn look(fd: i32, interest: i16) -> Option<i16> {
     match descriptors::kind(fd) {
         Kind::Connection => with_connection(fd, |connection, end| {
-            ready::named_events(connection, end, interest)
+            let ready = ready::named_events(connection, end, interest);
+            if ready != 0 {
+                news::note_known(connection);
+            }
+            ready
         }),
         Kind::Epoll => {
             first_wait::note_at(fd);

@@ -1,6 +1,6 @@
 //! Several descriptors of one epoll instance.
 
-use super::{ADD, DEL, ET, IN, MOD, arrival, now, parts};
+use super::{ADD, DEL, ET, IN, MOD, now, parts};
 use crate::role::{Pair, Role, receive_all, send_all};
 use crate::sleeper::Sleeper;
 use crate::sys;
@@ -16,7 +16,7 @@ pub(super) fn outlives(pair: &Pair) {
     pair.say("the former", sys::epoll_ctl(first, MOD, pair.fd, IN, 1));
     pair.step();
     parts(pair, &[b"one"], |_| {
-        pair.say("news", arrival(second));
+        pair.say("news", now(second));
         receive_all(pair.fd, &mut [0; 3]);
         pair.say("read", now(second));
     });
@@ -33,7 +33,7 @@ pub(super) fn outlives(pair: &Pair) {
     parts(pair, &[b"two"], |_| {
         let polled = sys::poll(&[(second, libc::POLLIN)], 1_000);
         pair.say("polled", format!("{polled:?}"));
-        pair.say("news", arrival(second));
+        pair.say("news", now(second));
         receive_all(pair.fd, &mut [0; 3]);
     });
     // Another file has the first number now. The connection is taken out of the instance and put
@@ -44,7 +44,7 @@ pub(super) fn outlives(pair: &Pair) {
     sys::epoll_ctl(second, DEL, pair.fd, 0, 0).value();
     sys::epoll_ctl(second, ADD, pair.fd, IN, 4).value();
     parts(pair, &[b"three"], |_| {
-        pair.say("one", arrival(second));
+        pair.say("one", now(second));
         pair.say("other", now(other));
         receive_all(pair.fd, &mut [0; 5]);
     });
@@ -52,7 +52,7 @@ pub(super) fn outlives(pair: &Pair) {
     let third = sys::dup2(second, first).fd();
     pair.say("close", sys::close(second));
     parts(pair, &[b"four"], |_| {
-        pair.say("third", arrival(third));
+        pair.say("third", now(third));
         receive_all(pair.fd, &mut [0; 4]);
         pair.say("read", now(third));
     });
@@ -76,14 +76,14 @@ pub(super) fn outlives_from_before(role: &Role) {
     };
     pair.step();
     parts(&pair, &[b"one", b"two"], |_| {
-        pair.say("news", arrival(second));
+        pair.say("news", now(second));
         pair.say("other", now(other));
         receive_all(fd, &mut [0; 3]);
     });
     pair.say("ADD to the other", sys::epoll_ctl(other, ADD, fd, IN, 2));
     parts(&pair, &[b"three"], |_| {
-        pair.say("news", arrival(second));
-        pair.say("other", arrival(other));
+        pair.say("news", now(second));
+        pair.say("other", now(other));
         receive_all(fd, &mut [0; 5]);
     });
 }

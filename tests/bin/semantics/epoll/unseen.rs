@@ -1,6 +1,6 @@
 //! Waits by direct system calls, which a library in front of libc does not see.
 
-use super::{ADD, IN, OUT, arrival, seen};
+use super::{ADD, IN, OUT, now, seen};
 use crate::role::{Checksum, Role, await_events, receive_all, sample, send_all};
 use crate::sys::{self, Fd};
 
@@ -278,13 +278,13 @@ pub(super) fn many_instances(role: &Role) {
                 let found = sys::epoll_wait(last, 4, TIME_LIMIT_MS as i32);
                 role.say(turn, seen(&found));
                 receive_all(fd, &mut [0; 2]);
-                role.say("half read", arrival(last));
+                role.say("half read", now(last));
                 receive_all(fd, &mut [0; 2]);
             }
             role.step();
         }
         sys::epoll_ctl(last, super::MOD, fd, IN | OUT, 2).value();
-        role.say("room", arrival(last));
+        role.say("room", now(last));
         role.step();
         sys::close(fd).value();
         // The next connection gets this number.

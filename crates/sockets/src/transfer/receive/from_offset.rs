@@ -5,6 +5,7 @@ use libc::iovec;
 use crate::connection::Connection;
 use crate::connection::{options, settings};
 use crate::direction::takeover;
+use crate::epoll::news;
 use crate::system::sys;
 use crate::transfer::control_messages::Control;
 use crate::transfer::{buffers, peek, peek_offset};
@@ -46,6 +47,7 @@ pub(super) unsafe fn look(
                 Err(error) => return Some(Err(error)),
                 Ok(seen) if seen >= least || seen > 0 && (ended || !waits) => {
                     peek_offset::store(connection, offset + seen as u64);
+                    news::note_known(connection);
                     return Some(Ok(seen));
                 }
                 Ok(seen) => seen,

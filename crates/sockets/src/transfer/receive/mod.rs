@@ -17,6 +17,7 @@ use crate::connection::carrier::{Carrier as Kind, WaitsFor};
 use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
 use crate::connection::{pending_errors, resets, settings, unix};
 use crate::direction::{self, doorbells, switching, takeover};
+use crate::epoll::news;
 use crate::express::{returning, turns};
 use crate::offload::liveness::send_liveness_settings;
 use crate::offload::{awaiting, endings};
@@ -522,6 +523,7 @@ unsafe fn step(
         // SAFETY: the caller's promise.
         let seen = unsafe { peek::peek(connection, end, (parts, control), 0, skip, want, flags) }?;
         if seen > 0 {
+            news::note_known(connection);
             return Ok(Step::Got(seen, false));
         }
     }
@@ -542,6 +544,11 @@ unsafe fn step(
                 if flags & libc::MSG_PEEK == 0 {
                     crossed = end.receiver().consume(len, filled);
                     direction::count_call(&entry.rx_calls);
+                    if len < filled.len as usize {
+                        news::note_left(connection);
+                    }
+                } else {
+                    news::note_known(connection);
                 }
                 return Ok(Step::Got(len, crossed));
             }
@@ -711,6 +718,7 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
                 .rx_hints
                 .fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
         }
+        news::note_known(connection);
         return Ok(Some(Step::End));
     }
     let drained = doorbells::drain(connection, end);
