@@ -218,7 +218,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 /// Several times what we write: anything longer is something else.
 const FILE_BYTES_MAX: u64 = 16 * 1024;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -146,7 +146,7 @@ fn try_out(dsa: Dsa, name: &str) -> Result<Dsa, String> {
 /// A line takes a microsecond.
 const TIME_LIMIT: Duration = Duration::from_millis(10);
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
