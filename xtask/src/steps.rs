@@ -8,12 +8,17 @@
 //! *unsteady*: the summary names it and shows its first output. It depends on the time that a busy
 //! host gives it, or on another test. That is a fault of the test or of the code. More than
 //! [`UNSTEADY_MAX`] of them in a step are failures.
+//!
+//! Some steps only compute: compilers, model checkers. They run *beside* the others, on processor
+//! time that nobody else wants ([`Steps::run_beside`]).
 
 mod failures;
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use self::failures::{Failure, Failures};
@@ -28,9 +33,12 @@ const UNSTEADY_MAX: usize = 3;
 const LAST_LINES: usize = 10;
 
 /// The results of a run of steps so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Steps {
+    begun: Instant,
     done: Vec<Step>,
+    /// The steps that run beside the others.
+    beside: Vec<JoinHandle<Vec<Step>>>,
 }
 
 /// A finished step.
@@ -77,6 +85,16 @@ struct Counts {
     skipped: u64,
 }
 
+impl Default for Steps {
+    fn default() -> Steps {
+        Steps {
+            begun: Instant::now(),
+            done: Vec::new(),
+            beside: Vec::new(),
+        }
+    }
+}
+
 impl Steps {
     /// Runs `command` from the top of the tree and passes its output on.
     pub(crate) fn run(&mut self, name: &'static str, command: &mut Command) {
@@ -84,6 +102,33 @@ impl Steps {
         let started = Instant::now();
         let (seen, success) = watch(command);
         self.done.push(seen.step(name, started, success));
+    }
+
+    /// Runs commands one after the other beside the steps that follow, until [`Steps::join`]. They
+    /// are in the scheduler's idle class (`SCHED_IDLE`), so a step that wants a processor gets it
+    /// at once. Their output is shown when they have ended.
+    pub(crate) fn run_beside(&mut self, commands: Vec<(&'static str, Command)>) {
+        let run = || {
+            let run = |(name, mut command): (&'static str, Command)| {
+                let title = format!("\n==> {name}, beside other steps: {}\n", words(&command));
+                let mut shown = title.into_bytes();
+                let (mut seen, started) = (Seen::default(), Instant::now());
+                let command = idle(command.current_dir(root()));
+                let success = tee(command, &mut shown, &mut seen);
+                let _ = std::io::stdout().lock().write_all(&shown);
+                seen.step(name, started, success)
+            };
+            commands.into_iter().map(run).collect()
+        };
+        self.beside.push(std::thread::spawn(run));
+    }
+
+    /// Waits for the commands that run beside the steps. Their results stand here in the table.
+    pub(crate) fn join(&mut self) {
+        for beside in self.beside.drain(..) {
+            let steps = beside.join().expect("it does not panic");
+            self.done.extend(steps);
+        }
     }
 
     /// Runs the tests of a `cargo test` command, with options for the test programs. Failed tests
@@ -149,7 +194,8 @@ impl Steps {
     /// Prints the failures, the table, the skips and the closing line; true when nothing failed.
     ///
     /// With `CI=true` a skip that is not in the list of [`skips`] is a failure.
-    pub(crate) fn conclude(self) -> bool {
+    pub(crate) fn conclude(mut self) -> bool {
+        self.join();
         println!();
         for step in &self.done {
             step.failures
@@ -193,8 +239,8 @@ impl Steps {
             }
         }
         self.done.iter().for_each(Step::print_failures);
-        let took = self.done.iter().map(|step| step.took).sum();
-        println!("{} steps in {}", self.done.len(), minutes(took));
+        let took = minutes(self.begun.elapsed());
+        println!("{} steps in {took}", self.done.len());
         println!(
             "{} passed, {} failed, {} skipped",
             total.passed, total.failed, total.skipped
@@ -255,6 +301,20 @@ fn watch(command: &mut Command) -> (Seen, bool) {
         &mut seen,
     );
     (seen, success)
+}
+
+/// Lets a command have the processors only when nothing else wants them.
+fn idle(command: &mut Command) -> &mut Command {
+    let yield_to_all = || {
+        let none = libc::sched_param { sched_priority: 0 };
+        // SAFETY: the parameters are live, and the call may be made after a fork.
+        match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &none) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: it makes one system call.
+    unsafe { command.pre_exec(yield_to_all) }
 }
 
 /// Minutes and seconds, rounded to a second.

@@ -29,6 +29,7 @@ pub(crate) fn check() -> bool {
 /// All steps.
 pub(crate) fn test() -> bool {
     let mut steps = Steps::default();
+    steps.run_beside(computations());
     add_checks(&mut steps);
     steps.run_tests(
         "tests",
@@ -52,7 +53,6 @@ pub(crate) fn test() -> bool {
         ]),
     );
     add_devices(&mut steps);
-    add_models(&mut steps);
     add_sim(&mut steps);
     add_interoperability(&mut steps, None);
     packetdrill::add(&mut steps);
@@ -68,7 +68,9 @@ pub(crate) fn test() -> bool {
 /// The loom models alone.
 pub(crate) fn loom() -> bool {
     let mut steps = Steps::default();
-    add_models(&mut steps);
+    for (name, mut command) in models() {
+        steps.run(name, &mut command);
+    }
     steps.conclude()
 }
 
@@ -268,6 +270,17 @@ pub(crate) fn bench() -> bool {
     steps.conclude()
 }
 
+/// Steps without a limit of time, that nothing waits for. In [`test`] they run beside the others,
+/// of which many mostly wait.
+fn computations() -> Vec<(&'static str, Command)> {
+    let this = std::env::current_exe().expect("a running program has a path");
+    let mut system = Command::new(this);
+    system.args(["tour", "--prepare"]);
+    let mut commands = vec![("tour: its Debian", system)];
+    commands.extend(models());
+    commands
+}
+
 fn add_checks(steps: &mut Steps) {
     steps.run("format", cargo().args(["fmt", "--all", "--check"]));
     steps.run(
@@ -327,8 +340,8 @@ fn add_devices(steps: &mut Steps) {
     }
 }
 
-fn add_models(steps: &mut Steps) {
-    for (package, name, which) in MODELS {
+fn models() -> impl Iterator<Item = (&'static str, Command)> {
+    MODELS.into_iter().map(|(package, name, which)| {
         let mut command = cargo();
         // A separate directory: the flag would otherwise rebuild everything, twice.
         command
@@ -336,8 +349,8 @@ fn add_models(steps: &mut Steps) {
             .env("CARGO_TARGET_DIR", target().join("loom"))
             .args(["test", "--release", "-p", package])
             .args(which);
-        steps.run(name, &mut command);
-    }
+        (name, command)
+    })
 }
 
 fn add_sim(steps: &mut Steps) {

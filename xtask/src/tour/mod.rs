@@ -75,7 +75,12 @@ impl From<String> for Trouble {
 }
 
 /// `cargo xtask tour [PACKAGE]`: with this Debian package of Toehold, or one that is made.
+/// `cargo xtask tour --prepare` only makes the system, if this host can; a tour says why not.
 pub(crate) fn run(rest: &[String]) -> bool {
+    if rest == ["--prepare"] {
+        let made = can().and_then(|()| make_system(&system()));
+        return !matches!(made, Err(Trouble::Failed(_)));
+    }
     match prepared(rest) {
         Ok(took) => {
             println!("the tour is as the page has it ({took:.0?})");
@@ -101,7 +106,7 @@ fn prepared(rest: &[String]) -> Result<Duration, Trouble> {
         [package] => PathBuf::from(package),
         _ => return Err("usage: cargo xtask tour [PACKAGE]".to_owned().into()),
     };
-    let system = target().join("tour/bookworm");
+    let system = system();
     make_system(&system)?;
     let begun = Instant::now();
     tour(&system, &package)?;
@@ -127,6 +132,11 @@ fn can() -> Result<(), Trouble> {
         let needs = "systemd needs namespaces, cgroup2 and overlayfs";
         Trouble::Skipped("tour, booting", format!("{needs}: {reason}"))
     })
+}
+
+/// The system's root directory.
+fn system() -> PathBuf {
+    target().join("tour/bookworm")
 }
 
 /// Makes the system's root directory, once.
