@@ -53,7 +53,7 @@ impl Observed {
     fn all_are_direct(&mut self) -> bool {
         wait_until(TIME_LIMIT, || {
             self.crowd.order("around 100");
-            let connections = self.toehold.connections();
+            let connections = self.toehold.known_connections();
             connections.iter().filter(|one| one.is_direct()).count() == 2 * self.count
         })
     }
@@ -63,7 +63,7 @@ impl Observed {
     fn all_are_kept(&mut self, is_kept: bool) -> bool {
         wait_until(TIME_LIMIT, || {
             self.crowd.order("around 50");
-            let connections = self.toehold.connections();
+            let connections = self.toehold.known_connections();
             let mut kept = connections
                 .iter()
                 .map(|one| one.value["reason"] == CAPTURED);
@@ -338,7 +338,7 @@ fn nothing_is_lost_while_captures_begin_and_end() {
         );
         progress = moved(&checked);
     }
-    let connections = toehold.connections();
+    let connections = toehold.known_connections();
     let switches: u64 = connections.iter().map(|one| one.count("downgrades")).sum();
     assert!(switches > 0, "no capture had an effect");
     // The client ends; the server has checked all bytes that arrived.
@@ -405,7 +405,7 @@ fn a_capture_sees_connections_that_an_earlier_adapter_has_introduced() {
     let all_are = |observed: &mut Observed, is_captured: bool| {
         wait_until(TIME_LIMIT, || {
             observed.crowd.order("around 20");
-            let connections = observed.toehold.connections();
+            let connections = observed.toehold.known_connections();
             let are_so = connections.iter().filter(|one| match is_captured {
                 true => !one.is_direct() && one.value["reason"] == CAPTURED,
                 false => one.is_direct(),
@@ -428,7 +428,7 @@ fn connections_that_are_made_during_a_capture_are_seen_from_the_start() {
     // When connections move to the kernel, the adapter knows of the capture.
     let noticed = wait_until(TIME_LIMIT, || {
         observed.crowd.order("around 20");
-        let connections = observed.toehold.connections();
+        let connections = observed.toehold.known_connections();
         let mut reasons = connections.iter().map(|one| &one.value["reason"]);
         reasons.all(|reason| reason == CAPTURED)
     });
@@ -438,7 +438,7 @@ fn connections_that_are_made_during_a_capture_are_seen_from_the_start() {
     let port = second.port();
     assert_eq!(socket.watch(port, 10).len(), 10);
     let theirs = |toehold: &Toehold| {
-        let connections = toehold.connections();
+        let connections = toehold.known_connections();
         let theirs = connections.into_iter().filter(|one| one.has_port(port));
         theirs.collect::<Vec<_>>()
     };
@@ -469,7 +469,7 @@ fn the_operators_command_outlasts_a_capture_and_an_adapter_may_ignore_captures()
     let all_are = |observed: &mut Observed, reason: &str| {
         wait_until(TIME_LIMIT, || {
             observed.crowd.order("around 20");
-            let connections = observed.toehold.connections();
+            let connections = observed.toehold.known_connections();
             connections.iter().all(|one| one.value["reason"] == reason)
         })
     };
@@ -708,7 +708,7 @@ fn a_rule_keeps_one_port_in_memory_while_a_capture_runs() {
         observed.crowd.order("around 20");
         second.order("around 20");
         ignored.1.order("around 20");
-        let connections = observed.toehold.connections();
+        let connections = observed.toehold.known_connections();
         connections
             .iter()
             .all(|one| match one.has_port(port) || one.has_port(ignored.0) {
@@ -722,7 +722,7 @@ fn a_rule_keeps_one_port_in_memory_while_a_capture_runs() {
         observed.crowd.order("around 20");
         observed
             .toehold
-            .connections()
+            .known_connections()
             .iter()
             .all(|one| one.is_direct())
     }));
