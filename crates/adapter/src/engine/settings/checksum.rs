@@ -67,7 +67,7 @@ impl FromStr for Checksum {
         let mut all = Checksum::ALL.into_iter();
         let names = || Checksum::ALL.map(Checksum::name).join(", ");
         all.find(|one| one.name() == value)
-            .ok_or_else(|| format!("`{value}` is not a setting of checksums: {}", names()))
+            .ok_or_else(|| format!("`{value}` is not a checksum mode: {}", names()))
     }
 }
 

@@ -467,13 +467,13 @@ pub(super) mod tests {
                 "not the address of an interface",
             ),
             ("address ::1/128", "not the address of an interface"),
-            ("link eth:toe0", "no link"),
+            ("link eth:toe0", "not a link"),
             ("threads 2", "is set already, on line 1"),
             ("link", "takes one value"),
             ("linc tap:a tap:b", "`linc` is not a setting: link, "),
-            ("route 10.0.0.0/8", "no setting"),
-            ("mtu 60", "no MTU"),
-            ("coalesce 10001", "no time"),
+            ("route 10.0.0.0/8", "not a setting"),
+            ("mtu 60", "not a MTU"),
+            ("coalesce 10001", "not a time"),
             ("batch 0", "not a number of frames"),
             ("quota 0", "not a number of connections"),
             ("quota 1048577", "not a number of connections"),
@@ -496,7 +496,7 @@ pub(super) mod tests {
             ("lro yes", "`yes` is neither on nor off"),
             ("keepalive 0", "not a number of seconds (1 to 32767)"),
             ("window 65", "`65` is not a number of megabytes (1 to 64)"),
-            ("offload 10.0.0.0/8:0", "no port"),
+            ("offload 10.0.0.0/8:0", "not a port"),
         ] {
             fs::write(scratch.path(), format!("threads 1\n{line}\n")).expect("written");
             let error = Draft::default().read(scratch.path()).expect_err("wrong");
@@ -579,7 +579,7 @@ pub(super) mod tests {
             assert!(after.lso && after.lro);
         }
         let error = after.change("checksum", "maybe").expect_err("no way");
-        let ways = "`maybe` is not a setting of checksums: on, verify, trust, off";
+        let ways = "`maybe` is not a checksum mode: on, verify, trust, off";
         assert!(error.to_string().contains(ways), "{error}");
         let error = after.change("lro", "on").expect_err("without checksums");
         assert!(error.to_string().contains("needs checksum=on"));

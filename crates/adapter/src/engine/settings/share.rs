@@ -136,9 +136,12 @@ mod tests {
                 "192.0.2.7/24",
                 "because the kernel sets it: share 192.0.2.7",
             ),
-            ("192.0.2.7:0", "no port and no range of ports (1 to 65535)"),
-            ("192.0.2.7:90-80", "no port and no range"),
-            ("192.0.2.7:", "no port and no range"),
+            (
+                "192.0.2.7:0",
+                "neither a port nor a range of ports (1 to 65535)",
+            ),
+            ("192.0.2.7:90-80", "neither a port nor a range"),
+            ("192.0.2.7:", "neither a port nor a range"),
             ("here:80", "`here` is not an address"),
             ("0.0.0.0:80", "not the address of an interface"),
             ("127.0.0.1", "not the address of an interface"),
@@ -149,7 +152,10 @@ mod tests {
         let error = Draft::default()
             .set("outgoing", "61000-")
             .expect_err("wrong");
-        assert!(error.to_string().contains("no range of ports"), "{error}");
+        assert!(
+            error.to_string().contains("nor a range of ports"),
+            "{error}"
+        );
         let packet = ("link", "packet:eth0");
         for (settings, cause) in [
             (
