@@ -9,7 +9,8 @@ telling PORT            answers each request, which ends with the stream, with a
                         whether the SYN brought payload, and the request
 asking ADDRESS PORT LENGTH WAY SYN_DATA...
                         a request of that length for each word, which is what the server is to tell.
-                        The way is sendto, sendmsg or option, and blocks, polls or epoll
+                        The way is sendto, sendmsg, rights (sendmsg with a descriptor), sendmmsg
+                        or option, and blocks, polls or epoll
 failing ADDRESS PORT WAY ERROR
                         opens a connection in such a way, of which this comes
 deferring ADDRESS PORT  says what a program sees of a connection of TCP_FASTOPEN_CONNECT, once it
@@ -18,6 +19,8 @@ leaving ADDRESS PORT WAY LENGTH HOW
                         opens a connection, and asks for nothing before it closes it, or ends
 """
 
+import array
+import ctypes
 import errno
 import os
 import select
@@ -90,6 +93,47 @@ def family_of(address):
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
+class Vector(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_char_p), ("len", ctypes.c_size_t)]
+
+
+class Header(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("name_len", ctypes.c_uint),
+        ("parts", ctypes.POINTER(Vector)),
+        ("parts_len", ctypes.c_size_t),
+        ("control", ctypes.c_void_p),
+        ("control_len", ctypes.c_size_t),
+        ("flags", ctypes.c_int),
+    ]
+
+
+class Message(ctypes.Structure):
+    _fields_ = [("header", Header), ("sent", ctypes.c_uint)]
+
+
+def sendmmsg(connection, request, where):
+    """Opens a connection by the first of two messages. The second one is not sent, because the
+    socket is connected by then."""
+    address, port = where
+    is_v6 = connection.family == socket.AF_INET6
+    ip = socket.inet_pton(connection.family, address)
+    name = connection.family.to_bytes(2, sys.byteorder) + port.to_bytes(2, "big")
+    name += bytes(4) + ip + bytes(4) if is_v6 else ip + bytes(8)
+    pieces = [request[:5], request[5:]]
+    parts = (Vector * 2)(*[Vector(piece, len(piece)) for piece in pieces])
+    messages = (Message * 2)()
+    for message in messages:
+        message.header = Header(name, len(name), parts, len(parts))
+    libc = ctypes.CDLL(None, use_errno=True)
+    count = libc.sendmmsg(connection.fileno(), messages, 2, int(socket.MSG_FASTOPEN))
+    if count < 0:
+        raise OSError(ctypes.get_errno(), "sendmmsg")
+    assert count == 1, count
+    return messages[0].sent
+
+
 def begin(address, port, request, way):
     """A connection that a request opens, and how much of it the first call took."""
     connection = socket.socket(family_of(address))
@@ -103,9 +147,13 @@ def begin(address, port, request, way):
     try:
         if call == "sendto":
             taken = connection.sendto(request, socket.MSG_FASTOPEN, where)
-        elif call == "sendmsg":
+        elif call in ("sendmsg", "rights"):
             parts = [request[:5], b"", request[5:700], request[700:]]
-            taken = connection.sendmsg(parts, [], socket.MSG_FASTOPEN, where)
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0]))
+            control = [rights] if call == "rights" else []
+            taken = connection.sendmsg(parts, control, socket.MSG_FASTOPEN, where)
+        elif call == "sendmmsg":
+            taken = sendmmsg(connection, request, where)
         else:
             connection.setsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN_CONNECT, 1)
             connection.connect(where)

@@ -533,8 +533,8 @@ fn is_armed_to_open(fd: c_int) -> bool {
     faults::are_armed()
 }
 
-/// As [`open_by_message`], for a readable message. A message with control messages is left to the
-/// kernel.
+/// As [`open_by_message`], for a readable message. A message with control messages that have an
+/// effect is left to the kernel.
 #[cold]
 unsafe fn sendmsg_opening(
     door: Door,
@@ -544,7 +544,9 @@ unsafe fn sendmsg_opening(
 ) -> Option<isize> {
     let header = unsafe { &*message };
     let list = unsafe { parts(header.msg_iov, door.length(header.msg_iovlen)) };
-    let has_control = unsafe { control_messages::sent(door, header) } != Sent::Nothing;
+    // Descriptors and credentials have no effect on TCP.
+    let sent = unsafe { control_messages::sent(door, header) };
+    let has_control = !matches!(sent, Sent::Nothing | Sent::Rights);
     let list = list.filter(|list| !has_control && buffers::total(list).is_ok());
     let Some(list) = list else {
         descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true);
@@ -552,6 +554,34 @@ unsafe fn sendmsg_opening(
     };
     let (name, len) = (header.msg_name.cast(), header.msg_namelen);
     unsafe { open_by_message(door, fd, (list, flags), name, len) }
+}
+
+/// As [`sendmsg_opening`], for the first message of `sendmmsg`: true when it was sent. `None`: the
+/// kernel must make the call.
+#[cold]
+unsafe fn sendmmsg_opening(
+    door: Door,
+    fd: c_int,
+    messages: *mut mmsghdr,
+    flags: c_int,
+) -> Option<bool> {
+    if !may_look(fd, flags) || !faults::can_read(messages, 1) {
+        return None;
+    }
+    let first = unsafe { &mut *messages };
+    if !can_read_message(door, &first.msg_hdr) {
+        return None;
+    }
+    unsafe { note_passed_descriptors(door, &first.msg_hdr) };
+    let result = unsafe { sendmsg_opening(door, fd, &first.msg_hdr, flags) }?;
+    if result < 0 {
+        return Some(false);
+    }
+    let put = unsafe { faults::put(result as c_uint, &mut first.msg_len) };
+    if let Err(error) = put {
+        errno::set(error);
+    }
+    Some(put.is_ok())
 }
 
 /// `sendmsg(2)` on a connection; `has_begun` as in [`transmit_message`]. The message is readable.
@@ -772,6 +802,14 @@ pub unsafe fn sendmmsg_by(
 ) -> c_int {
     let is_refused = messages.is_null() || flags & MSG_CMSG_COMPAT != 0;
     let connection = connection::at(fd).filter(|_| !is_refused);
+    if flags & libc::MSG_FASTOPEN != 0 && connection.is_none() && count > 0 && !is_refused {
+        match unsafe { sendmmsg_opening(door, fd, messages, flags) } {
+            Some(false) => return -1,
+            // On Linux the next message fails, because the socket is connected or connecting.
+            Some(true) => return 1,
+            None => {}
+        }
+    }
     let Some(connection) = connection else {
         if flags & libc::MSG_FASTOPEN != 0 {
             // As in `open_by_message`.
