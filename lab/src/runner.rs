@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn every_case_is_sampled_once_a_round_and_a_failing_one_is_told() {
+    fn every_case_is_sampled_once_a_round_and_a_failing_one_is_reported() {
         let mut plan = Counting { taken: Vec::new() };
         let options = Options {
             rounds: 5,

@@ -10,7 +10,7 @@ use toehold_e2e::{Path, Toehold, host};
 
 /// The library must not refer to an object that could keep a program from starting.
 #[test]
-fn it_needs_no_library_no_symbol_and_no_thread_local_storage() {
+fn the_library_needs_no_other_library_no_symbol_and_no_thread_local_storage() {
     const PT_DYNAMIC: u64 = 2;
     const PT_INTERP: u64 = 3;
     const PT_TLS: u64 = 7;

@@ -127,7 +127,7 @@ fn every_generator_that_a_plan_can_name_measures() {
 }
 
 #[test]
-fn connections_are_counted_and_those_beyond_the_descriptors_are_told() {
+fn connections_are_counted_and_those_beyond_the_descriptors_are_reported() {
     const DESCRIPTORS: usize = 264;
     let lab = Lab::new();
     let mut command = Command::new("sh");

@@ -194,7 +194,7 @@ mod over_unix {
     }
 
     #[test]
-    fn readiness_is_told_as_on_the_kernel() {
+    fn readiness_is_reported_as_on_the_kernel() {
         compare(&["readiness"], Sides::DIRECT);
     }
 }

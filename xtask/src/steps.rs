@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn skips_in_shown_output_are_told_by_the_name_of_their_test() {
+    fn skips_in_shown_output_are_recognized_by_the_name_of_their_test() {
         let seen = seen(
             "successes:\n\n---- worker stdout ----\nSKIPPED: only root may\n\n\
              test result: ok. 1 passed; 0 failed; 0 ignored",

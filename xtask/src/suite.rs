@@ -491,9 +491,9 @@ const NAMES_LINK: &[&str] = &[
 /// engine treats these equally on every link. The tests of short connections of all kinds cover the
 /// link's frames of such connections.
 const ABOUT_PROGRAMS: &[&str] = &[
-    "hostile::carriers_lead_nowhere_without_their_program_s_token",
+    "hostile::carriers_without_their_program_s_token_are_refused",
     "hostile::flooded_relay_serves_those_who_say_what_they_want",
-    "hostile::requests_without_sense_are_nobody_s_loss",
+    "hostile::invalid_requests_harm_no_connection",
     "hostile::shared_words_that_are_rewritten_end_their_own_connections",
     "policy::a_rule_can_forbid_shared_memory_and_the_engine",
     "policy::rules_choose_by_destination_for_programs_that_did_not_ask",

@@ -556,7 +556,7 @@ mod tests {
 
     /// A name that contains a line end and a forged line of `/proc/net/unix`.
     #[test]
-    fn nobody_gives_another_s_unix_socket_a_name() {
+    fn a_socket_name_with_a_line_end_forges_no_line() {
         use std::os::linux::net::SocketAddrExt;
         use std::os::unix::net::SocketAddr;
         let (one, other) = UnixStream::pair().expect("a pair");

@@ -333,12 +333,12 @@ fn attempts_wanted() -> u64 {
 }
 
 #[test]
-fn nobody_is_taken_for_the_end_of_another_connection() {
+fn no_process_is_mistaken_for_the_end_of_another_connection() {
     attempt_all(Way::Plain);
 }
 
 #[test]
-fn nobody_is_taken_for_the_end_of_another_connection_through_address_translation() {
+fn no_process_is_mistaken_for_the_end_of_another_connection_through_address_translation() {
     attempt_all(Way::Translated);
 }
 
@@ -443,12 +443,12 @@ fn attempt_all(way: Way) {
 /// Two connections with equal addresses are opened at one moment in two places. Sometimes both fall
 /// into one tick of the clock from which sequence numbers are computed.
 #[test]
-fn connections_opened_at_one_moment_are_told_apart() {
+fn connections_opened_at_one_moment_are_distinguished() {
     tell_all_apart(Way::Plain);
 }
 
 #[test]
-fn connections_opened_at_one_moment_are_told_apart_through_address_translation() {
+fn connections_opened_at_one_moment_are_distinguished_through_address_translation() {
     tell_all_apart(Way::Translated);
 }
 

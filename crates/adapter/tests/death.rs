@@ -67,7 +67,7 @@ fn kill(program: &mut Program) -> Option<ChildStdin> {
 }
 
 #[test]
-fn the_partner_of_a_killed_process_is_told() {
+fn the_partner_of_a_killed_process_is_notified() {
     let mut scene = Scene::with("waits");
     scene.assert_untold();
     kill(&mut scene.program);
@@ -75,7 +75,7 @@ fn the_partner_of_a_killed_process_is_told() {
 }
 
 #[test]
-fn a_successor_in_the_same_entry_is_not_told() {
+fn a_successor_in_the_same_entry_is_not_notified() {
     let mut scene = Scene::with("waits");
     let entry = scene.server.table.entry(scene.accepted.entry);
     entry.channel_generation.fetch_add(1, Ordering::Relaxed);

@@ -84,7 +84,7 @@ fn a_worker_of_another_user_is_introduced_as_its_parent_would_be() {
 }
 
 #[test]
-fn the_partner_of_a_worker_that_ends_is_told_while_its_parent_lives() {
+fn the_partner_of_a_worker_that_ends_is_notified_while_its_parent_lives() {
     let mut scene = Scene::with("has-a-worker");
     scene.assert_untold();
     drop(scene.program.child.stdin.take());

@@ -95,7 +95,7 @@ fn another_version_learns_ours_and_is_dropped() {
 }
 
 #[test]
-fn an_adapter_of_another_version_is_told_apart() {
+fn an_adapter_of_another_version_is_recognized() {
     let mut answer = Message::new(Kind::Answer);
     answer.version = 99;
     let parsed = Message::parse(answer.as_bytes());

@@ -41,7 +41,7 @@ fn an_adapter_says_who_it_is() {
 }
 
 #[test]
-fn status_tells_why_there_is_no_engine() {
+fn status_reports_why_there_is_no_engine() {
     let scratch = Scratch::new();
     let mut draft = Draft::default();
     for (word, value) in [("link", "packet:nosuch0"), ("address", "10.84.0.2/24")] {
@@ -63,7 +63,7 @@ fn status_tells_why_there_is_no_engine() {
 }
 
 #[test]
-fn status_tells_paths_reasons_and_counts() {
+fn status_reports_paths_reasons_and_counts() {
     let scratch = Scratch::new();
     let _adapter = Adapter::start(&scratch.path());
     let library = FakeLibrary::new(&scratch.path());
@@ -143,7 +143,7 @@ fn status_finds_the_addresses_of_connections_that_never_asked() {
 }
 
 #[test]
-fn status_tells_of_a_partner_that_is_there_and_has_not_asked() {
+fn status_reports_a_partner_that_exists_and_has_not_asked() {
     let scratch = Scratch::new();
     let _adapter = Adapter::start(&scratch.path());
     let library = FakeLibrary::new(&scratch.path());

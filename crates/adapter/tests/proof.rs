@@ -222,7 +222,7 @@ fn addresses_that_are_only_said_claim_nothing() {
 }
 
 #[test]
-fn a_listener_is_told_that_its_process_has() {
+fn a_process_learns_the_inode_of_its_own_listener_only() {
     let scratch = Scratch::new();
     let _adapter = Adapter::start(&scratch.path());
     let server_s = FakeLibrary::new(&scratch.path());
@@ -457,7 +457,7 @@ fn ends_are_paired_in_their_own_namespace_and_never_across() {
 /// A client shares the socket that it has shown. The client puts answers into the socket, takes
 /// answers away, and connects the socket to others than the kernel.
 #[test]
-fn a_shown_namespace_answers_for_nobody_but_the_kernel() {
+fn a_shown_namespace_is_used_only_for_questions_to_the_kernel() {
     let scratch = Scratch::new();
     let _adapter = Adapter::start(&scratch.path());
     let local = SocketAddr::from((Ipv4Addr::new(127, 88, 0, 3), 21_003));

@@ -27,7 +27,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_parsed_is_written_as_it_came(
+    fn a_parsed_message_is_written_with_the_same_bytes(
         kind in KINDS,
         rest in prop::collection::vec(any::<u8>(), MESSAGE_BYTES - 12),
     ) {

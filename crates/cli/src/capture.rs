@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn line_tells_time_way_and_comment() {
+    fn line_has_time_direction_and_comment() {
         let packet = Packet {
             micros: (3_600 + 62) * 1_000_000 + 7,
             direction: Some(Direction::Out),

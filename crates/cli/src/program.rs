@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_static_program_is_told() {
+    fn a_static_program_is_reported() {
         let scratch = Scratch::new();
         let path = scratch.file("a", &elf(1, ""), 0o755);
         assert_eq!(obstacle(&path), Some(Obstacle::Static(path.clone())));
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn another_c_library_is_told() {
+    fn another_c_library_is_reported() {
         let scratch = Scratch::new();
         let path = scratch.file("a", &elf(3, "/lib/ld-musl-x86_64.so.1"), 0o755);
         assert_eq!(obstacle(&path), None);
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn another_word_size_is_told() {
+    fn another_word_size_is_reported() {
         let scratch = Scratch::new();
         let mut bytes = elf(3, "/lib/ld-linux.so.2");
         bytes[4] = 1;
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_with_another_owner_s_rights_is_told() {
+    fn a_program_with_another_owner_s_rights_is_reported() {
         if !geteuid().is_root() {
             eprintln!("SKIPPED: only root can make a set-uid file of another user");
             return;

@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_that_only_stands_for_others_is_told() {
+    fn a_unit_that_only_starts_others_is_reported() {
         let text = "[Service]\nType=oneshot\nExecStart=/bin/true\n";
         assert!(obstacle(text).is_some_and(|it| it.contains("'x@*'")));
     }
@@ -677,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_that_cannot_reach_the_adapter_is_told() {
+    fn a_unit_that_cannot_reach_the_adapter_is_reported() {
         let family = |value| obstacle(&format!("[Service]\nRestrictAddressFamilies={value}\n"));
         assert_eq!(family("AF_INET AF_UNIX"), None);
         assert_eq!(family("~AF_PACKET"), None);

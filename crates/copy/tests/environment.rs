@@ -80,11 +80,11 @@ fn a_limit_of_locked_memory_leaves_the_buffer_usable() {
 }
 
 #[test]
-fn a_wrong_engine_in_the_environment_is_told_and_replaced() {
+fn a_wrong_engine_in_the_environment_is_reported_and_replaced() {
     if !is_child() {
         let wrong = [("TOEHOLD_COPY_ENGINE", "perpetuum-mobile")];
         return again(
-            "a_wrong_engine_in_the_environment_is_told_and_replaced",
+            "a_wrong_engine_in_the_environment_is_reported_and_replaced",
             &wrong,
         );
     }
@@ -123,11 +123,11 @@ fn every_name_opens_its_engine_or_says_why_not() {
 }
 
 #[test]
-fn a_wrong_copybreak_is_told_and_the_measured_one_used() {
+fn a_wrong_copybreak_is_reported_and_the_measured_one_used() {
     if !is_child() {
         let wrong = [("TOEHOLD_COPYBREAK", "lots")];
         return again(
-            "a_wrong_copybreak_is_told_and_the_measured_one_used",
+            "a_wrong_copybreak_is_reported_and_the_measured_one_used",
             &wrong,
         );
     }

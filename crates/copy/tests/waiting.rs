@@ -122,7 +122,7 @@ fn an_engine_that_wakes_nobody_is_looked_at_between_yields() {
 }
 
 #[test]
-fn a_sleeper_is_told_how_long_at_most() {
+fn a_sleeper_gets_a_time_limit() {
     let (mut channel, cookie, timeouts) = asleep(Ends::AtPark(2), true);
     let hour = Duration::from_secs(3600);
     let waiting = Waiting::PARK.with_spins(0).at_most(hour);

@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_routes_are_told_one_by_one_up_to_a_bound() {
+    fn changed_routes_are_reported_one_by_one_up_to_a_bound() {
         let mut changed = Changed::default();
         let some = (IpAddr::from([192, 0, 2, 0]), 24);
         changed.note_route(Some(some));
@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn list_that_changed_while_it_was_told_is_asked_for_again() {
+    fn list_that_changed_during_its_dump_is_requested_again() {
         let done = |number, error: i32| message(DONE, (number, 0), &error.to_ne_bytes());
         let whole = (libc::NLM_F_MULTI, libc::NLM_F_MULTI | libc::NLM_F_DUMP_INTR);
         let (tables, kernel) = tables(&[

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_is_told_in_a_line() {
+    fn segment_is_described_in_a_line() {
         let line = "10.84.0.1:8080 > 10.84.0.2:80 [S] seq 7 win 65535 len 0";
         assert_eq!(PacketSummary::of(&syn()).to_string(), line);
     }

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_arms_are_not_told_apart() {
+    fn equal_arms_are_not_distinguished() {
         let rounds: Vec<(f64, f64)> = (0..10)
             .map(|i| (100.0 + f64::from(i % 3), 100.0 + f64::from((i + 1) % 3)))
             .collect();

@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_helper_has_left_is_unmapped_when_the_kernel_says_that_it_has_ended() {
+    fn memory_that_a_helper_has_left_is_unmapped_when_the_helper_has_ended() {
         let _alone = alone();
         let arena = Arena::new().expect("memory");
         let slot = arena.slot.expect("a slot");

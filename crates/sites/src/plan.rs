@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_after_it_is_moved() {
+    fn a_jump_after_a_site_is_moved() {
         // 0: mov eax, 1; jz 7; 7: syscall; jmp 0
         let code = [
             0xb8, 1, 0, 0, 0, 0x74, 0, 0x0f, 0x05, 0xe9, 0xf2, 0xff, 0xff, 0xff,
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn without_room_the_reason_is_told() {
+    fn without_room_the_reason_is_reported() {
         // mov eax, 1; jz 7; 7: syscall; jmp 0
         let code = [0xb8, 1, 0, 0, 0, 0x74, 0, 0x0f, 0x05, 0xeb, 0xf5];
         assert_eq!(plans(&code), [Err(Obstacle::NoRoom)]);

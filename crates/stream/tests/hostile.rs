@@ -247,7 +247,7 @@ fn stretches_stay_in_the_largest_ring_whatever_they_are_asked_for() {
 
 /// The direction goes down behind doorbells that are never sent.
 #[test]
-fn a_record_whose_position_never_comes_is_no_news() {
+fn a_record_whose_position_never_comes_has_no_effect() {
     let [victim, peer] = connect_upgraded(600);
     let end = peer.end();
     let records = end.entry.tx_records.load(Ordering::Relaxed);

@@ -209,7 +209,7 @@ impl Ours {
 
 proptest! {
     #[test]
-    fn each_wait_tells_what_the_kernel_would(steps in steps()) {
+    fn each_wait_returns_what_the_kernel_would(steps in steps()) {
         let (mut naive, mut ours) = (NaiveInstance::default(), OurInstance::default());
         (naive.open[0], ours.open[0]) = (true, true);
         let (mut unread, mut tail, mut data) = (0u64, 0u64, 0u64);
@@ -270,7 +270,7 @@ proptest! {
     }
 
     #[test]
-    fn one_shot_in_the_kernel_is_told_once(
+    fn one_shot_in_the_kernel_is_reported_once(
         // Either the program arms again, or the kernel reports an arming: the latest or an older
         // one.
         steps in proptest::collection::vec(prop_oneof![Just(None), (0..3u32).prop_map(Some)], 0..40)

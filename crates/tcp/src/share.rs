@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_agree_whose_a_connection_is_and_all_have_about_as_many() {
+    fn engines_agree_on_the_owner_of_a_connection_and_share_connections_evenly() {
         for count in [2, 3, 4, 16] {
             let shares = Share::among(count, &mut Random::new(u64::from(count)));
             let mut owned = vec![0u32; count as usize];

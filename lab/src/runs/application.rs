@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_in_an_application_are_told() {
+    fn mistakes_in_an_application_are_reported() {
         let application = "name = \"a\"\ntiers = [\"web\"]\nneeds = [\"wrk:wrk\"]\n\
             client = { command = \"wrk {port:web}\" }\n";
         let tier = "name = \"web\"\nneeds = [\"nginx:nginx-light\"]\n\

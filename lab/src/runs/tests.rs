@@ -308,7 +308,7 @@ fn a_small_part_of_the_limit_keeps_its_digits() {
 }
 
 #[test]
-fn a_control_that_differs_is_told_loudly() {
+fn a_control_that_differs_is_reported_prominently() {
     let text = summary::text(&record(
         |arm| if arm == "alone" { 30_000.0 } else { usual(arm) },
     ));

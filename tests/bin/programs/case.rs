@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_built_is_told_with_the_version_of_its_module() {
+    fn a_program_that_is_built_is_reported_with_the_version_of_its_module() {
         let words = "one=example.org/one/cmd/one@v1.2.3 two=two.go";
         let builds = Build::all(words, "scripts/go-programs.sh");
         let versions: Vec<String> = builds.iter().map(Build::version).collect();

@@ -62,7 +62,7 @@ fn listener_for_ipv6_only_leaves_ipv4_to_another() {
 }
 
 #[test]
-fn connections_of_one_port_are_told_their_own_ends() {
+fn connections_of_one_port_get_their_own_ends() {
     let Some(stage) = Stage::set(&["--address", "10.84.0.3/24"]) else {
         return;
     };

@@ -51,7 +51,7 @@ fn shared_words_that_are_rewritten_end_their_own_connections() {
 }
 
 #[test]
-fn requests_without_sense_are_nobody_s_loss() {
+fn invalid_requests_harm_no_connection() {
     let Some(mut stage) = Stage::set(&[]) else {
         return;
     };
@@ -61,7 +61,7 @@ fn requests_without_sense_are_nobody_s_loss() {
 }
 
 #[test]
-fn carriers_lead_nowhere_without_their_program_s_token() {
+fn carriers_without_their_program_s_token_are_refused() {
     let Some(mut stage) = Stage::set(&[]) else {
         return;
     };

@@ -559,7 +559,7 @@ fn link_that_goes_down_and_comes_back_loses_nothing() {
 }
 
 #[test]
-fn status_tells_of_offloaded_connections() {
+fn status_reports_offloaded_connections() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _far = stage.far_server(&["echo_server", "7016"]);
     let holder = stage.near("holder", &["outlive", FAR, "7016"]);

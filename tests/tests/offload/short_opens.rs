@@ -102,7 +102,7 @@ fn connections_on_used_carriers_survive_an_exec_before_their_answer() {
 
 /// Refusals look as on the kernel. A carrier that reports a refusal ends with it.
 #[test]
-fn refusals_are_told_beside_used_carriers() {
+fn refusals_are_reported_beside_used_carriers() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _server = stage.far_server(&["short_server", "7984"]);
     stage.until_reused(&["short_refused", FAR, "7984", "7999", "200"], 50);

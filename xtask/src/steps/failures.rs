@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_is_told_without_what_stands_around_it() {
+    fn panic_is_reported_without_surrounding_text() {
         let mut failures = Failures::default();
         let output = "failures:\n\n---- bad stdout ----\n59 of 61 were upgraded\n\n\
             thread 'bad' (7) panicked at a.rs:48:5:\nleft is not right\nstack backtrace:\n  0: f\n\

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_failed_is_told_of_in_the_summary() {
+    fn a_file_that_failed_is_named_in_the_summary() {
         let test = |outcome| Some(("t/filter/case.t".to_owned(), outcome));
         let passed = "t/filter/case.t ............. ok";
         assert_eq!(read(passed), test(Outcome::Passed));

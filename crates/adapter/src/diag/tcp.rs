@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_listens_is_found_and_nobody_else() {
+    fn only_the_listening_socket_is_found() {
         let diag = Diag::open().expect("a question");
         for any in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0"] {
             let listener = TcpListener::bind(any).expect("bound");

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_for_one_while_nobody_else_has_anything() {
+    fn a_single_program_gets_all_frames() {
         let clients = Clients::new(MANY);
         assert!(!clients.unchanging().is_one());
         assert!(clients.admit(ClientId(1), QUOTA));

@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn one_answers_a_neighbour_and_all_know_where_it_is() {
+    fn one_engine_answers_a_neighbour_and_all_learn_its_address() {
         let mut threads = Threads::new(3);
         let mut question = [&[0xff; 6][..], &REMOTE_MAC, &[0x08, 0x06]].concat();
         question.extend([0, 1, 8, 0, 6, 4, 0, 1]);

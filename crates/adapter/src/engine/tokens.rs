@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_the_token_of_zeros() {
+    fn no_client_has_the_token_of_zeros() {
         assert_eq!(Tokens::default().holder([0; 2]), None);
     }
 }

@@ -477,7 +477,7 @@ fn a_channel_that_is_held_is_offered_when_it_is_reconsidered() {
 }
 
 #[test]
-fn partners_of_a_dead_process_are_told_once() {
+fn partners_of_a_dead_process_are_notified_once() {
     let mut registry = registry(3);
     let matched = join(&mut registry, 1);
     registry.ask(ask(0, 5, 80, 9000), CURRENT);

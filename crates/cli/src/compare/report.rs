@@ -453,7 +453,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_arm_whose_requests_fail_is_told() {
+    fn an_arm_whose_requests_fail_is_reported() {
         let mut arms = [arm("host", &[100.0; 4]), arm("direct", &[400.0; 4])];
         let fail = |arm: &mut ArmReport, requests: f64| {
             let round = arm.rounds[2].as_mut().expect("a round");

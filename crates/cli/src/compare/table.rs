@@ -290,7 +290,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_arm_that_never_left_the_kernel_is_told() {
+    fn an_arm_that_never_left_the_kernel_is_reported() {
         let mut report = sample(&[100.0; 4], &[100.0; 4]);
         report.arms[1].path = PathChoice::Direct;
         report.arms[1].connections = Some(ConnectionsSeen {

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn full_file_systems_are_told_from_those_that_count_nothing() {
+    fn full_file_systems_are_distinguished_from_those_that_count_nothing() {
         let with = |blocks, blocks_free, inodes, inodes_free| {
             let mut room = statvfs("/").expect("a file system");
             (room.f_blocks, room.f_bavail) = (blocks, blocks_free);

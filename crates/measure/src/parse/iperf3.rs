@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn its_own_error_is_passed_on() {
+    fn iperf3_s_own_error_is_passed_on() {
         let error = read(r#"{"start":{}, "end":{}, "error":"unable to connect"}"#).unwrap_err();
         assert!(error.to_string().contains("unable to connect"));
     }

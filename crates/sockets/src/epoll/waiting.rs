@@ -803,7 +803,7 @@ mod tests {
     }
 
     #[test]
-    fn member_that_moved_is_told_once_with_the_events_of_both_looks() {
+    fn member_that_moved_is_reported_once_with_the_events_of_both_looks() {
         let event = |events, u64| epoll_event { events, u64 };
         let told = |has_moved| {
             let mut events = [

@@ -483,7 +483,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_carrier_doubles_the_choice_and_each_wait_in_vain_halves_it() {
+    fn each_carrier_doubles_the_chance_and_each_useless_wait_halves_it() {
         assert_eq!(next_level(LEVEL_FIRST, true), LEVEL_FIRST - 1);
         assert_eq!(next_level(0, true), 0);
         assert_eq!(next_level(LEVEL_MAX, true), LEVEL_FIRST);
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_carrier_some_waits_in_vain_say_nothing() {
+    fn after_a_carrier_some_useless_waits_have_no_effect() {
         let share = Share::of(Role::Accepting);
         assert!(!share.was_queued_before());
         share.queued.store(QUEUED_MAX, Ordering::Relaxed);

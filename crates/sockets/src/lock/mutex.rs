@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_sleeps_until_it_is_opened() {
+    fn a_waiter_sleeps_until_the_lock_is_opened() {
         let lock = Mutex::new();
         let held = lock.lock();
         let (tell, told) = mpsc::channel();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn one_has_it_at_a_time() {
+    fn one_thread_holds_the_lock_at_a_time() {
         const THREADS: usize = 4;
         const TIMES: usize = 20_000;
         let lock = Mutex::new();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_opens_it() {
+    fn a_child_opens_the_lock() {
         let lock = Mutex::new();
         core::mem::forget(lock.lock());
         assert!(lock.try_lock().is_none());

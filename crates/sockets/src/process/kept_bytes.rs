@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn one_shot_is_told_once_and_not_before_there_is_room_to_tell() {
+    fn one_shot_is_reported_once_and_not_before_there_is_room() {
         const INSTANCE: i32 = 3;
         const WANTED: u32 = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
         let descriptor = enter(2000, bytes(1)).expect("room");

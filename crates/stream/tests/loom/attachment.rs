@@ -133,7 +133,7 @@ impl Process {
 }
 
 #[test]
-fn nobody_is_inside_a_region_that_was_taken_unused() {
+fn no_thread_is_inside_a_region_that_was_taken_unused() {
     explore(3, || {
         let process = Process::new();
         assert!(process.attach());

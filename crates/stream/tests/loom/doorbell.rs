@@ -45,7 +45,7 @@ fn a_sender_that_sleeps_for_credit_is_always_woken() {
 }
 
 #[test]
-fn of_two_notifiers_exactly_one_rings_a_bell() {
+fn of_two_notifiers_exactly_one_rings_a_doorbell() {
     explore(3, || {
         let wake = Arc::new(Wake::default());
         wake.wake.store(WakeWord::Bell.to_word(), Ordering::SeqCst);

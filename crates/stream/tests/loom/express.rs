@@ -382,7 +382,7 @@ fn a_client_killed_at_any_step_leaves_a_carrier_that_can_be_closed() {
 }
 
 #[test]
-fn a_server_killed_at_any_step_is_told_from_one_that_accepted() {
+fn a_server_killed_at_any_step_is_distinguished_from_one_that_accepted() {
     for dies_at in 0..3 {
         explore(2, move || {
             let shared = Shared::parked();

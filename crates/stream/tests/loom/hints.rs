@@ -37,7 +37,7 @@ fn of_two_errors_one_is_kept_and_no_mixture() {
 }
 
 #[test]
-fn an_error_is_told_to_one_of_two() {
+fn an_error_is_returned_to_one_of_two_callers() {
     explore(3, || {
         let hints = Arc::new(AtomicU32::new(0));
         keep_error(&hints, FLAG, RESET);

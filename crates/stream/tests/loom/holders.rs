@@ -140,7 +140,7 @@ fn holder_that_was_killed_is_counted_out_once() {
 /// and holds nothing or the connection, too. Once the second is known to be dead, it is counted no
 /// more.
 #[test]
-fn who_is_killed_while_it_leaves_is_no_holder_once_it_is_dead() {
+fn a_member_killed_while_it_leaves_is_no_holder_once_it_is_dead() {
     for (steps, holders) in (0..3).flat_map(|steps| [(steps, 2), (steps, 3)]) {
         explore(3, move || {
             let table = Table::new(3);
@@ -171,7 +171,7 @@ fn who_is_killed_while_it_leaves_is_no_holder_once_it_is_dead() {
 /// A member that clears the bits of a dead one is killed before each step of it. The next member
 /// completes the work.
 #[test]
-fn who_is_killed_while_it_counts_the_dead_out_is_counted_out_too() {
+fn a_member_killed_while_it_removes_dead_members_is_removed_too() {
     for steps in 0..2 {
         explore(3, move || {
             let table = Table::new(3);
@@ -244,7 +244,7 @@ fn entry_of_the_dead_is_ended() {
 
 /// Two members leave at one time while a third is stopped in the middle of leaving.
 #[test]
-fn nobody_waits_for_one_that_is_stopped_while_it_leaves() {
+fn no_end_waits_for_a_peer_that_is_stopped_while_it_leaves() {
     explore(2, || {
         let table = Table::new(3);
         let stopped = Holder::new(&table.entry, 2).expect("a place");

@@ -79,7 +79,7 @@ impl Member {
     }
 }
 
-fn told_by_one_of_two(events: u32) {
+fn reported_to_one_of_two(events: u32) {
     explore(3, move || {
         let member = Member::new(events);
         let other = member.clone();
@@ -93,17 +93,17 @@ fn told_by_one_of_two(events: u32) {
 }
 
 #[test]
-fn one_shot_is_told_to_exactly_one_of_two_threads() {
-    told_by_one_of_two(IN | ONESHOT);
+fn one_shot_is_reported_to_exactly_one_of_two_threads() {
+    reported_to_one_of_two(IN | ONESHOT);
 }
 
 #[test]
-fn edge_is_told_to_exactly_one_of_two_threads() {
-    told_by_one_of_two(IN | EDGE);
+fn edge_is_reported_to_exactly_one_of_two_threads() {
+    reported_to_one_of_two(IN | EDGE);
 }
 
 #[test]
-fn change_during_a_wait_is_told_once_and_unmixed() {
+fn change_during_a_wait_is_reported_once_and_unmixed() {
     explore(3, || {
         let member = Member::new(IN | ONESHOT);
         let other = member.clone();
@@ -124,7 +124,7 @@ fn change_during_a_wait_is_told_once_and_unmixed() {
 }
 
 #[test]
-fn news_that_comes_while_it_is_parked_is_told_after_it_is_taken_back() {
+fn events_that_come_while_a_carrier_is_parked_are_reported_after_its_return() {
     explore(3, || {
         let member = Member::new(IN | EDGE);
         assert!(member.wait().is_some(), "what stood there before");

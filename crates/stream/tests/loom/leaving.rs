@@ -22,7 +22,7 @@ fn leave(party: &Party) -> usize {
 }
 
 #[test]
-fn nobody_uses_the_rings_once_both_have_left() {
+fn no_end_uses_the_rings_once_both_have_left() {
     explore(2, || {
         let [ours, theirs] = connect_upgraded(8);
         let peer = loom::thread::spawn(move || {

@@ -144,7 +144,7 @@ fn a_half_close_comes_after_every_byte_of_the_ring() {
 }
 
 #[test]
-fn what_a_process_published_before_it_died_is_received() {
+fn bytes_that_a_process_published_before_it_died_are_received() {
     explore(3, || {
         let [sender, receiver] = connect_upgraded(8);
         let thread = loom::thread::spawn(move || {

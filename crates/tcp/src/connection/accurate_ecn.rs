@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_mark_and_every_second_one_are_told_at_once() {
+    fn the_first_mark_and_every_second_one_are_reported_at_once() {
         let mut ours = AccurateEcn::of_server(Ecn::NotCapable);
         let came = [
             (Ecn::Ect0, false),
@@ -626,7 +626,7 @@ mod tests {
     //# AccECN Option have been initialized to specific valid values - the above checks solely test
     //# whether these fields have been incorrectly zeroed.
     #[test]
-    fn the_option_tells_apart_what_the_field_cannot() {
+    fn the_option_distinguishes_counts_that_the_field_cannot() {
         let mut ours = AccurateEcn::of_client(Ecn::NotCapable);
         assert_eq!(heard(&mut ours, 7, None, 2), 2 * MSS);
         // Ten of twelve packets, while the field shows 2.
@@ -646,7 +646,7 @@ mod tests {
     //# can be relied on if future feedback does not carry an AccECN Option.
     /// A segment with data reports by the field, and the acknowledgement after it by the option.
     #[test]
-    fn a_mark_that_is_told_twice_counts_once() {
+    fn a_mark_that_is_reported_twice_counts_once() {
         let mut ours = AccurateEcn::of_client(Ecn::NotCapable);
         for packet in 1..=20 {
             let ace = (5 + packet as u8) % 8;

@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_woken_once_however_often_it_tried() {
+    fn a_waiter_is_woken_once_however_often_it_tried() {
         let mut neighbours = Neighbours::new(true);
         neighbours.resolve(Instant::ZERO, HOP);
         for slot in [7, 8, 7, 7] {

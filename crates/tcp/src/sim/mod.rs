@@ -90,7 +90,7 @@ mod tests {
     /// (in the last seed) given up after its program has released it. Then a late copy of the
     /// segment that returned the cookie begins it again.
     #[test]
-    fn a_cookie_brings_a_connection_back_that_nobody_remembers() {
+    fn a_cookie_restores_a_connection_that_was_not_stored() {
         for seed in [782_516, 909_030, 81_151_257, 20_787_211_160] {
             assert!(run(seed, false).cookies.1 > 0, "seed {seed}");
         }

@@ -360,7 +360,7 @@ fn marks_reduce_the_window_once_a_round_trip() {
 /// RFC 8257 section 3.3, with the reported count of marked bytes in place of all acknowledged
 /// bytes.
 #[test]
-fn dctcp_takes_the_marked_bytes_as_they_are_told() {
+fn dctcp_takes_the_marked_bytes_as_they_are_reported() {
     let reduced = |marked: u32| {
         let (mut stage, id) = accepted(CongestionControl::Dctcp, 30_000);
         stage.forget_sent();
@@ -440,7 +440,7 @@ fn data_is_not_capable_behind_a_path_that_clears_the_bits() {
 //# it MUST NOT increment r.cep (it remains at its initial value of 5).
 /// The engine reports how the latest SYN arrived; the mark of a SYN is in no counter.
 #[test]
-fn a_repeated_syn_is_the_one_that_is_told_of() {
+fn a_repeated_syn_is_the_one_that_is_reported() {
     let mut stage = accurate();
     stage.remote("SEWe 0:0(0) win 65535 <mss 1000,sackOK>");
     stage.expect("S.W 0:0(0) ack 1");
@@ -637,7 +637,7 @@ fn a_late_simultaneous_open_has_the_same_syn_ack() {
 /// Marks on segments without payload are counted. Every third one is reported, or every second one
 /// with data.
 #[test]
-fn marks_on_acknowledgements_are_told() {
+fn marks_on_acknowledgements_are_reported() {
     let (mut stage, _) = accepted(CongestionControl::Cubic, 0);
     for told in [".", ".EW"] {
         for _ in 0..2 {
@@ -674,7 +674,7 @@ fn marks_on_acknowledgements_are_told() {
 //# blocks (which would normally not happen anyway).
 /// The state of the previous packet counts, with payload or without.
 #[test]
-fn a_mark_after_an_unmarked_acknowledgement_is_told_at_once() {
+fn a_mark_after_an_unmarked_acknowledgement_is_reported_at_once() {
     let (mut stage, _) = accepted(CongestionControl::Cubic, 0);
     for from in 0..20 {
         stage.remote(&format!(

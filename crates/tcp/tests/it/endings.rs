@@ -5,7 +5,7 @@ use toehold_tcp::{CloseReason, Duration, Options, State};
 
 /// A server closes first, more often than TIME-WAIT lasts. There is room for three connections.
 #[test]
-fn time_wait_makes_room_for_who_comes_next() {
+fn time_wait_makes_room_for_the_next_connection() {
     let mut stage = Stage::new(|config, _| {
         config.timestamps = false;
         config.connections_max = 3;
@@ -66,7 +66,7 @@ fn data_that_was_read_and_comes_again_with_a_fin_resets_nothing() {
 /// The host is told once that a connection has ended: in TIME-WAIT, and not again when TIME-WAIT is
 /// over.
 #[test]
-fn the_end_is_told_once() {
+fn the_end_is_reported_once() {
     let mut stage = plain();
     let id = stage.accepted("", 10_000);
     stage.engine.finish(stage.now, id).unwrap();

@@ -100,7 +100,7 @@ fn a_wrong_cookie_is_replaced_and_the_handshake_is_an_ordinary_one() {
 //# If this variable goes over a preset system limit, the server MUST disable TFO for all
 //# new connection requests until PendingFastOpenRequests drops below the system limit.
 #[test]
-fn so_many_may_be_open_before_their_handshake_is_over_and_those_reset_count_for_a_minute() {
+fn half_open_connections_are_limited_and_those_reset_count_for_a_minute() {
     let mut stage = server(1);
     let first = opened(&mut stage);
     let is_opened = |stage: &mut Stage, port| {

@@ -358,7 +358,7 @@ fn floods_of_one_kind_silence_no_other_answers() {
 //# default send MSS of 536 (576 - 40) for IPv4 or 1220 (1280 - 60) for IPv6 (MUST-15).
 /// RFC 9293 section 3.7.1: a remote that announces no MSS gets segments of 536 bytes.
 #[test]
-fn segments_are_small_for_who_does_not_say() {
+fn segments_are_small_for_a_remote_without_mss_option() {
     let mut stage = plain();
     stage.remote("S 0:0(0) win 65535");
     stage.expect("S. 0:0(0) ack 1 <mss 1460>");

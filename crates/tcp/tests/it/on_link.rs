@@ -119,7 +119,7 @@ fn arp_requests_for_our_addresses_are_answered_and_no_others() {
 }
 
 #[test]
-fn solicitations_are_answered_also_those_of_who_has_no_address_yet() {
+fn solicitations_are_answered_also_from_the_unspecified_address() {
     let solicitation = |source: [u8; 16], hop_limit| {
         let option: &[u8] = if source == [0; 16] {
             &[]
@@ -266,7 +266,7 @@ fn neighbours_are_reached_while_strangers_ask_for_us() {
 /// A program connects to more neighbours at once than the engine can ask for. A neighbour that the
 /// engine has not asked for yet does not count as unreachable.
 #[test]
-fn nobody_is_unreachable_who_was_not_asked_for() {
+fn only_a_requested_neighbour_can_be_unreachable() {
     let mut engine = engine();
     let now = Instant::from_micros(1_000_000);
     let mut ids = Vec::new();

@@ -246,7 +246,7 @@ fn fast_path_equals_slow_path(family: Family) {
 /// No flow has these ends. Before any segment has arrived, the engine must not take these ends for
 /// those of the last segment.
 #[test]
-fn a_segment_from_nowhere_to_nowhere_is_nobodys() {
+fn a_segment_without_addresses_has_no_owner() {
     for (family, ends) in [(Family::V4, 26..38), (Family::V6, 22..58)] {
         let mut side = Side::new(family, true);
         let now = Instant::from_micros(1_000_000);

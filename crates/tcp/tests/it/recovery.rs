@@ -8,7 +8,7 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 /// RFC 5681 section 3.2 counts duplicates without payload, and RFC 2018 section 4 wants each
 /// duplicate to carry blocks: the engine sends such an acknowledgement before data of its own.
 #[test]
-fn a_gap_is_told_before_data_goes_the_other_way() {
+fn a_gap_is_acknowledged_before_data_goes_the_other_way() {
     let mut stage = plain();
     let id = stage.accepted(",sackOK", 60_000);
     stage.remote(". 1:1001(1000) ack 1");
@@ -31,7 +31,7 @@ fn a_gap_is_told_before_data_goes_the_other_way() {
 
 /// RFC 2883: the engine sends the report of a duplicate before data of its own, too.
 #[test]
-fn a_duplicate_is_told_before_data_goes_the_other_way() {
+fn a_duplicate_is_acknowledged_before_data_goes_the_other_way() {
     let mut stage = plain();
     let id = stage.accepted(",sackOK", 60_000);
     stage.remote(". 1:1001(1000) ack 1");
@@ -140,7 +140,7 @@ fn an_original_that_was_late_is_not_taken_for_its_retransmission() {
 /// RFC 3168 section 6.1.2: CWR goes with "the first new data packet" after a reduction "for any
 /// reason", including a timeout. Marks of the same window cause no second reduction.
 #[test]
-fn a_timeout_is_a_reduction_that_is_told() {
+fn a_timeout_is_a_reduction_that_is_announced() {
     let mut stage = Stage::new(|config, options| {
         config.timestamps = false;
         config.window_scaling = false;
@@ -675,7 +675,7 @@ fn probes_and_the_order_of_time_are_for_connections_with_blocks() {
 }
 
 #[test]
-fn segments_of_a_short_path_are_told_apart_by_their_times() {
+fn segments_of_a_short_path_are_distinguished_by_their_times() {
     let micros = Duration::from_micros;
     let (mut stage, id) = at_distance(micros(400), ",sackOK");
     stage.engine.publish(id, 1_000).unwrap();

@@ -124,7 +124,7 @@ fn engine_at(address: InterfaceAddress) -> Engine {
 }
 
 #[test]
-fn nobody_connects_to_all_of_a_network() {
+fn no_connection_goes_to_a_broadcast_address() {
     //= RFC 9293#3.9.1.1
     //= type=test
     //# A TCP implementation MUST reject as an error a local OPEN call for an
@@ -150,7 +150,7 @@ fn nobody_connects_to_all_of_a_network() {
 }
 
 #[test]
-fn nobody_is_all_of_a_network() {
+fn a_syn_from_a_broadcast_address_is_ignored() {
     //= RFC 9293#3.9.2.3
     //= type=test
     //# An incoming SYN with an invalid source address MUST be ignored
@@ -352,7 +352,7 @@ fn listening_disturbs_no_connection() {
 }
 
 #[test]
-fn our_window_is_told_in_units_of_its_scale() {
+fn our_window_is_announced_in_units_of_its_scale() {
     //= RFC 7323#2.3
     //= type=test
     //# The Window Scale option MUST be sent with shift.cnt = R, where R is the value that the TCP
@@ -392,7 +392,7 @@ fn an_old_timestamp_keeps_no_reset_out() {
 }
 
 #[test]
-fn blocks_are_for_those_who_asked_for_them() {
+fn sack_blocks_are_sent_only_to_remotes_that_negotiated_them() {
     //= RFC 2018#4
     //= type=test
     //# If the data receiver has not received a SACK-Permitted option for a given connection, it
@@ -420,7 +420,7 @@ fn a_window_for_less_than_a_segment_is_not_filled_at_once() {
 }
 
 #[test]
-fn keepalive_is_for_who_wants_it() {
+fn keepalive_probes_are_sent_only_where_they_are_set() {
     //= RFC 9293#3.8.4
     //= type=test
     //# and they MUST default to off (MUST-25).
@@ -482,7 +482,7 @@ fn options_of_packets_are_ignored() {
 }
 
 #[test]
-fn nobody_listens_on_all_of_a_network() {
+fn no_listener_has_a_broadcast_address() {
     //= RFC 9293#3.9.2.3
     //= type=test
     //# A TCP implementation MUST silently discard an incoming SYN segment that is addressed to a
@@ -524,7 +524,7 @@ fn source_quenches_are_ignored() {
 }
 
 #[test]
-fn a_window_that_was_once_told_is_honored() {
+fn a_window_that_was_once_announced_is_honored() {
     // Windows in units of 128 bytes.
     let mut stage = Stage::new(|config, options| {
         config.timestamps = false;

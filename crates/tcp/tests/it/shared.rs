@@ -322,7 +322,7 @@ fn ports_are_used_up_together() {
 //# TCP implementations MUST act on an ICMP error message passed up from the IP layer,
 //# directing it to the connection that created the error (MUST-54).
 #[test]
-fn what_routers_say_reaches_whom_it_is_about() {
+fn messages_of_routers_reach_the_connection_that_they_quote() {
     let mut link = Link::new(|_| {});
     // No program listens at these ports, and a router reports that instead of the remote.
     for n in 0..12 {

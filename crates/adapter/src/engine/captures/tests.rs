@@ -188,7 +188,7 @@ fn connecting_and_delivery_are_described() {
 }
 
 #[test]
-fn payload_of_syns_is_told() {
+fn payload_of_syns_is_reported() {
     let mut wire = Wire::new();
     let server = SocketAddr::new(SERVER.parse().expect("address"), PORT);
     let listener = wire.server.engine.listen(server, 5, Options::default());
@@ -211,7 +211,7 @@ fn payload_of_syns_is_told() {
 }
 
 #[test]
-fn loss_is_told_on_both_sides() {
+fn loss_is_reported_on_both_sides() {
     let mut wire = Wire::new();
     let (client, server) = wire.connect();
     wire.client.publish(client, 0, 10_000);
@@ -231,7 +231,7 @@ fn loss_is_told_on_both_sides() {
 }
 
 #[test]
-fn closed_window_is_told_and_probed() {
+fn closed_window_is_announced_and_probed() {
     let mut wire = Wire::new();
     let (client, server) = wire.connect();
     // The client takes nothing, so its window closes.
@@ -274,7 +274,7 @@ fn ends_are_told() {
 }
 
 #[test]
-fn what_is_dropped_is_told_with_the_reason() {
+fn dropped_frames_are_described_with_the_reason() {
     let mut wire = Wire::new();
     let (client, _) = wire.connect();
     wire.client.publish(client, 0, 100);

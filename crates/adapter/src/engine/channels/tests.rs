@@ -270,7 +270,7 @@ fn news_is_found_by_the_bit_of_its_channel() {
 }
 
 #[test]
-fn programs_are_told_to_ring_while_the_engine_sleeps() {
+fn programs_see_the_wake_word_set_while_the_engine_sleeps() {
     let mut bench = Bench::new();
     let (asked, made) = bench.entered(5, 0, 40);
     let sleeping = || made.bitmap().sleeping.load(Ordering::SeqCst);
@@ -355,7 +355,7 @@ fn slab_that_is_shown_again_stays_and_another_takes_its_place() {
 }
 
 #[test]
-fn offers_for_nobody_and_offers_without_sense_are_passed_over() {
+fn offers_for_unknown_ends_and_invalid_offers_are_ignored() {
     let mut bench = Bench::new();
     let asked = bench.ask(1_000);
     let good = || Made::new(&asked, 5, 0);

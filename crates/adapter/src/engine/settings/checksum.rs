@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_way_believes_as_much_as_it_says() {
+    fn each_checksum_setting_trusts_as_much_as_it_says() {
         // `struct virtio_net_hdr`: the flags come first. VIRTIO_NET_HDR_F_NEEDS_CSUM, and
         // VIRTIO_NET_HDR_F_DATA_VALID.
         let header = |flags: u8| {

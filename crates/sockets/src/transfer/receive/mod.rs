@@ -814,7 +814,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_of_the_carrier_is_not_told_once_more_for_the_ring() {
+    fn reset_of_the_carrier_is_not_reported_again_for_the_ring() {
         let (connection, end) = left_with_a_byte();
         let waits_for_all = receive_that_has(&connection, 3, libc::MSG_WAITALL);
         let failed = waits_for_all.failed(&connection, &end, libc::ECONNRESET);
@@ -824,7 +824,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_of_the_ring_is_told_once() {
+    fn reset_of_the_ring_is_reported_once() {
         let (connection, end) = left_with_a_byte();
         let call = receive_that_has(&connection, 0, 0);
         let told = [(); 2].map(|()| call.ended(&connection, &end));
@@ -832,7 +832,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_behind_enough_bytes_is_told_next() {
+    fn reset_behind_enough_bytes_is_reported_next() {
         let (connection, end) = left_with_a_byte();
         let has_enough = receive_that_has(&connection, 3, 0);
         let failed = has_enough.failed(&connection, &end, libc::ECONNRESET);

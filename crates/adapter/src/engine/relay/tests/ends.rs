@@ -92,7 +92,7 @@ fn reset_of_the_remote_s_comes_after_what_the_program_had_room_for() {
 }
 
 #[test]
-fn what_a_program_says_before_it_resets_goes_before_the_reset() {
+fn bytes_that_a_program_sends_before_it_resets_go_before_the_reset() {
     let mut bench = Bench::new();
     bench.program.write_all(b"last words").expect("room");
     sys::reset_when_closed(&bench.program, true).expect("a socket");
