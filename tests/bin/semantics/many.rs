@@ -94,7 +94,13 @@ fn members_of_two(role: &Role) {
         .collect();
     if !role.server() {
         for round in 0..MESSAGES {
-            connections.iter().for_each(|fd| echo(*fd, round));
+            let message = [round as u8; 60];
+            connections.iter().for_each(|fd| send_all(*fd, &message));
+            for fd in &connections {
+                let mut reply = [0; 60];
+                receive_all(*fd, &mut reply);
+                assert_eq!(reply, message);
+            }
         }
         role.step();
         for number in ASLEEP {
