@@ -348,7 +348,7 @@ fn live_channels_are_shown_without_the_adapter_that_made_them() {
     );
     let words = String::from_utf8_lossy(&output.stderr);
     assert!(
-        words.contains("is gone") && !output.status.success(),
+        words.contains("has ended") && !output.status.success(),
         "{words}"
     );
     host.start_adapter();

@@ -168,7 +168,7 @@ fn switches_are_thrown_under_a_stream() {
         "{wrong}"
     );
     let wrong = set(&stage, "lro").expect("no value");
-    assert!(wrong.contains("no NAME=VALUE"), "{wrong}");
+    assert!(wrong.contains("is not NAME=VALUE"), "{wrong}");
 }
 
 /// The far kernel computes checksums in this test, because its device does not.
@@ -529,7 +529,10 @@ fn adapter_with_an_engine_stays_where_a_service_manager_takes_its_place() {
                 .contains("another adapter has replaced our socket")
     });
     let said = adapter.outputs();
-    assert!(noticed && said.contains("the TCP engine go on"), "{said}");
+    assert!(
+        noticed && said.contains("serves the connections of its TCP engine"),
+        "{said}"
+    );
     holder.signal(libc::SIGUSR1);
     ok(holder);
     assert!(adapter.ended().is_none(), "{}", adapter.outputs());

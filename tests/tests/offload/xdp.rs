@@ -77,10 +77,7 @@ fn engine_and_kernel_share_an_interface_and_its_ethernet_address() {
     assert_eq!(stage.engine("connections_accepted"), 2);
     assert_eq!(stage.engine("frames_malformed"), 0);
     let status = stage.toehold.status();
-    assert_eq!(
-        status["engine"]["link_manner"],
-        "in the driver, copied once"
-    );
+    assert_eq!(status["engine"]["link_mode"], "in the driver, copied once");
 }
 
 /// The far kernel is told to compute checksums and to segment its data.

@@ -53,7 +53,7 @@ pub(super) struct Bare {
 #[serde(default)]
 pub(crate) struct Engine {
     pub(super) link: String,
-    pub(super) link_manner: Option<String>,
+    pub(super) link_mode: Option<String>,
     pub(super) addresses: Vec<String>,
     pub(super) shared: Vec<SharedAddress>,
     pub(super) complaints: Vec<String>,

@@ -130,8 +130,8 @@ fn shared_addresses(engine: &Engine) -> String {
 /// Facts about the link, and losses on it.
 fn link(engine: &Engine) -> String {
     let mut out = String::new();
-    if let Some(manner) = &engine.link_manner {
-        let _ = writeln!(out, "  AF_XDP {manner}");
+    if let Some(mode) = &engine.link_mode {
+        let _ = writeln!(out, "  AF_XDP {mode}");
     }
     if engine.link_gone {
         out.push_str("  its interface does not exist; it is opened when it comes back\n");
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn link_counters_and_threads_are_shown() {
-        let answer = r#"{"link":"xdp:eth0","link_manner":"in the driver, zero copy",
+        let answer = r#"{"link":"xdp:eth0","link_mode":"in the driver, zero copy",
             "addresses":["10.84.0.2"],"mtu":1500,
             "bytes_received":1500000,"frames_passed_on":12,"listeners_refused":3,
             "listeners_of_one_max":1024,"listeners_max":16384,
