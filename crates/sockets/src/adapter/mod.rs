@@ -157,7 +157,6 @@ fn has_hung_up(fd: i32) -> bool {
 /// process can change its user. Uses no allocation and no lock.
 pub(crate) fn forked() {
     LOCK.reset();
-    requests::forked();
     let own = ADAPTER.swap(-1, Ordering::Relaxed);
     let unused = INHERITED.swap(-1, Ordering::Relaxed);
     let parents = if own >= 0 { own } else { unused };

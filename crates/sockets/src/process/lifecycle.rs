@@ -99,6 +99,7 @@ pub extern "C" fn after_fork_in_child() {
         }
     }
     express::forked();
+    adapter::requests::forked();
     adapter::forked();
     kernel_waits::forked();
     uring::forked();
