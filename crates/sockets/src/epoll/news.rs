@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::{WAKE_SEQ_CST, WakeWord, mark};
+use toehold_channel::doorbell::{WAKE_SEQ_CST, mark};
 
 use crate::connection::Connection;
 use crate::epoll::instance::epoll;
@@ -71,34 +71,24 @@ pub(crate) fn note_left(connection: &Connection) {
 /// Marks `connection` in the ready bitmap of this process's instance, if that has one.
 #[cold]
 fn mark_own(connection: &Connection) {
-    let own = sleepers::own_resting(connection);
-    let Ok(WakeWord::Bitmap { bitmap, bit }) = WakeWord::from_untrusted(own) else {
-        return;
-    };
-    // SAFETY: places of the pair table are never released.
-    let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
-    if let Some(bitmap) = pair.and_then(|pair| pair.ours(bitmap)) {
-        mark(bitmap, bit);
+    if let Some(place) = sleepers::own_place(connection, sleepers::own_resting(connection)) {
+        mark(place.bitmap, place.bit);
     }
 }
 
 /// Puts `connection` on the ready list of its epoll instance, and wakes a thread that sleeps there.
 /// For news that no peer marks, or whose doorbell another thread has taken.
 pub(crate) fn push_ready_and_wake(connection: &Connection) {
-    let resting = sleepers::resting(connection);
-    let Ok(WakeWord::Bitmap { bitmap, bit }) = WakeWord::from_untrusted(resting) else {
+    let Some(place) = sleepers::own_place(connection, sleepers::resting(connection)) else {
         return;
     };
-    // SAFETY: places of the pair table are never released.
-    let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
-    let Some((pair, bitmap)) = pair.and_then(|pair| Some((pair, pair.ours(bitmap)?))) else {
-        return;
-    };
-    mark(bitmap, bit);
+    mark(place.bitmap, place.bit);
     // An instance of another process is woken by the doorbell, which stays on the carrier for it.
-    if bitmap.sleeping.load(WAKE_SEQ_CST).is(1) && !sleepers::is_resting_anothers(connection) {
-        let number = pair
-            .registration(bit)
+    let is_asleep = place.bitmap.sleeping.load(WAKE_SEQ_CST).is(1);
+    if is_asleep && !sleepers::is_resting_anothers(connection) {
+        let number = place
+            .pair
+            .registration(place.bit)
             .map_or(0, |number| number.load(Ordering::Relaxed));
         let Some(one) = registration(number) else {
             return;
@@ -114,18 +104,12 @@ pub(crate) fn push_ready_and_wake(connection: &Connection) {
 /// one that still has to wake that thread. If it were taken, the thread would sleep on, and no peer
 /// would ring again.
 pub(crate) fn awaits_doorbell(connection: &Connection) -> bool {
-    let own = sleepers::own_resting(connection);
-    let Ok(WakeWord::Bitmap { bitmap: index, .. }) = WakeWord::from_untrusted(own) else {
+    let Some(place) = sleepers::own_place(connection, sleepers::own_resting(connection)) else {
         return false;
     };
-    // SAFETY: places of the pair table are never released.
-    let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
-    let Some((pair, bitmap)) = pair.and_then(|pair| Some((pair, pair.ours(index)?))) else {
-        return false;
-    };
-    let user = pair.epolls.get(index as usize);
+    let user = place.pair.epolls.get(place.number as usize);
     let number = user.map_or(0, |user| user.load(Ordering::Relaxed));
-    bitmap.sleeping.load(WAKE_SEQ_CST).is(0)
+    place.bitmap.sleeping.load(WAKE_SEQ_CST).is(0)
         && number
             .checked_sub(1)
             .and_then(epoll)

@@ -4,6 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::{WAKE_SEQ_CST, WakeWord};
+use toehold_channel::layout::ReadyBitmap;
 use toehold_channel::table::Reason;
 use toehold_channel::untrusted::Untrusted;
 use toehold_stream::end::End;
@@ -11,6 +12,7 @@ use toehold_stream::leaving::Refusal;
 use toehold_stream::sleepers::{Family, FamilySleepers};
 
 use crate::connection::Connection;
+use crate::memory::pairs::Pair;
 use crate::process;
 use crate::system::sys;
 
@@ -81,13 +83,38 @@ fn sleeps_on_anothers_bitmap(connection: &Connection) -> bool {
     if !is_resting_anothers(connection) {
         return false;
     }
-    let Ok(WakeWord::Bitmap { bitmap, .. }) = WakeWord::from_untrusted(resting(connection)) else {
-        return false;
+    own_place(connection, resting(connection))
+        .is_some_and(|place| place.bitmap.sleeping.load(WAKE_SEQ_CST).is(1))
+}
+
+/// The place of a connection in a ready bitmap of this process.
+pub(crate) struct OwnPlace {
+    pub(crate) pair: &'static Pair,
+    pub(crate) bitmap: &'static ReadyBitmap,
+    /// Number of the bitmap in the pair.
+    pub(crate) number: u32,
+    pub(crate) bit: u32,
+}
+
+/// The place that a wake word of `connection` names, if that is one in a ready bitmap of this
+/// process.
+pub(crate) fn own_place(connection: &Connection, wake: Untrusted<u32>) -> Option<OwnPlace> {
+    let Ok(WakeWord::Bitmap {
+        bitmap: number,
+        bit,
+    }) = WakeWord::from_untrusted(wake)
+    else {
+        return None;
     };
     // SAFETY: places of the pair table are never released.
-    let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
-    pair.and_then(|pair| pair.ours(bitmap))
-        .is_some_and(|bitmap| bitmap.sleeping.load(WAKE_SEQ_CST).is(1))
+    let pair: &'static Pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() }?;
+    let bitmap = pair.ours(number)?;
+    Some(OwnPlace {
+        pair,
+        bitmap,
+        number,
+        bit,
+    })
 }
 
 /// Tells the peer how this side wants to hear of news.
