@@ -4,8 +4,9 @@ use core::ffi::{c_char, c_int, c_void};
 
 use toehold_sockets::system::real;
 use toehold_sockets::{
-    after_fork_in_child, after_fork_in_parent, api, before_exec, before_spawn, ending, exec_failed,
-    holds_connections, is_confined, send_liveness_settings, share_sockets,
+    after_fork_in_child, after_fork_in_parent, api, before_exec, before_exec_with_kept_bytes,
+    before_spawn, ending, exec_failed, holds_connections, is_confined, send_liveness_settings,
+    share_sockets,
 };
 
 use crate::confinement::before_namespaces;
@@ -182,6 +183,7 @@ unsafe fn depart(
     call: impl Fn(*const *const c_char) -> c_int,
 ) -> c_int {
     share_sockets();
+    before_exec_with_kept_bytes();
     if !holds_connections() {
         return call(environment);
     }

@@ -42,7 +42,7 @@ unsafe extern "C" {
     fn __fcntl(fd: c_int, command: c_int, argument: c_int) -> c_int;
     fn __dup2(from: c_int, to: c_int) -> c_int;
     fn _Fork() -> libc::pid_t;
-    fn aio_read(request: *mut libc::aiocb) -> c_int;
+    pub(crate) fn aio_read(request: *mut libc::aiocb) -> c_int;
     fn aio_write(request: *mut libc::aiocb) -> c_int;
     fn aio_error(request: *const libc::aiocb) -> c_int;
     fn aio_return(request: *mut libc::aiocb) -> isize;
@@ -66,7 +66,7 @@ fn part(bytes: &mut [u8]) -> libc::iovec {
     }
 }
 
-fn preadv2(fd: Fd, bytes: &mut [u8], offset: i64, flags: c_int) -> Ret {
+pub(crate) fn preadv2(fd: Fd, bytes: &mut [u8], offset: i64, flags: c_int) -> Ret {
     let part = part(bytes);
     // SAFETY: one live part.
     sys::ret(unsafe { libc::preadv2(fd, &part, 1, offset, flags) } as i64)
@@ -204,7 +204,7 @@ fn second_names(pair: &Pair) {
 }
 
 /// An asynchronous request that moves these bytes on a socket.
-fn request(fd: Fd, bytes: &mut [u8], opcode: c_int) -> libc::aiocb {
+pub(crate) fn request(fd: Fd, bytes: &mut [u8], opcode: c_int) -> libc::aiocb {
     // SAFETY: zeroes are a valid request.
     let mut request: libc::aiocb = unsafe { mem::zeroed() };
     request.aio_fildes = fd;
@@ -216,7 +216,7 @@ fn request(fd: Fd, bytes: &mut [u8], opcode: c_int) -> libc::aiocb {
 }
 
 /// Waits until a request is complete, and describes its result.
-fn completion(request: &mut libc::aiocb) -> String {
+pub(crate) fn completion(request: &mut libc::aiocb) -> String {
     // SAFETY: the request is live until it is complete.
     unsafe {
         let list = [ptr::from_ref(request)];

@@ -22,6 +22,7 @@ mod files;
 mod flags;
 mod improvised;
 mod interrupts;
+mod kept;
 mod many;
 mod processes;
 mod readiness;
@@ -113,6 +114,7 @@ const GROUPS: &[(&str, &[Case])] = &[
     ("processes", processes::CASES),
     ("processes", processes::asleep::CASES),
     ("processes", confined::CASES),
+    ("processes", kept::CASES),
     ("exec", exec::CASES),
     ("threads", threads::CASES),
     ("threads", reused::CASES),

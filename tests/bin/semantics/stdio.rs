@@ -31,10 +31,10 @@ unsafe extern "C" {
 
 /// A FILE for a descriptor, or for a duplicate of it.
 #[derive(Clone, Copy)]
-struct Stream(*mut libc::FILE);
+pub(crate) struct Stream(*mut libc::FILE);
 
 impl Stream {
-    fn open(fd: Fd, mode: &std::ffi::CStr) -> Stream {
+    pub(crate) fn open(fd: Fd, mode: &std::ffi::CStr) -> Stream {
         // SAFETY: the mode is a C string.
         let file = unsafe { libc::fdopen(fd, mode.as_ptr()) };
         assert!(!file.is_null(), "fdopen failed");
@@ -61,10 +61,17 @@ impl Stream {
         (!line.is_null()).then(|| text.to_string_lossy().trim_end().to_owned())
     }
 
-    fn read(self, bytes: &mut [u8]) -> usize {
+    pub(crate) fn read(self, bytes: &mut [u8]) -> usize {
         // SAFETY: the pointer and length are those of one live, exclusive slice; the stream is
         // open.
         unsafe { libc::fread(bytes.as_mut_ptr().cast(), 1, bytes.len(), self.0) }
+    }
+
+    /// From now on each read asks for no more bytes than the program wants.
+    pub(crate) fn without_buffer(self) {
+        // SAFETY: the stream is open, and was not used before.
+        let set = unsafe { libc::setvbuf(self.0, std::ptr::null_mut(), libc::_IONBF, 0) };
+        assert_eq!(set, 0);
     }
 
     fn write(self, bytes: &[u8]) -> usize {
@@ -87,7 +94,7 @@ impl Stream {
         unsafe { libc::fileno(self.0) }
     }
 
-    fn close(self) -> i32 {
+    pub(crate) fn close(self) -> i32 {
         // SAFETY: the stream is open, and no code uses it afterwards.
         unsafe { libc::fclose(self.0) }
     }

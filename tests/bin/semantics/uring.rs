@@ -18,6 +18,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("received_by_a_ring_that_the_kernel_polls", |pair| {
         received(pair, SQPOLL, false);
     }),
+    Case::pair(
+        "unread_bytes_come_first_by_a_ring_that_the_kernel_polls",
+        behind,
+    ),
     Case::pair("polled_by_io_uring_is_told", polled),
     Case::pair("epoll_instance_polled_by_io_uring_is_told", epoll_polled),
     Case::pair("registered_with_epoll_by_io_uring_is_told", registered),
@@ -167,6 +171,29 @@ fn received(pair: &Pair, flags: u32, is_registered: bool) {
         ring.submit((RECV, file), place, 0, bytes.as_mut_ptr() as u64, 12, 0);
         pair.step();
         pair.say("result", ring.result());
+        pair.say("bytes", shown(&bytes));
+        sys::close(ring.fd).value();
+        pair.step();
+    }
+    goes_on(pair);
+}
+
+/// Bytes are unread when the ring is made.
+fn behind(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"unread, ");
+        pair.step();
+        send_all(pair.fd, b"and more");
+        pair.step();
+    } else {
+        pair.arrived(pair.fd, 8);
+        let ring = Requests::new(SQPOLL);
+        pair.step();
+        let mut bytes = [0u8; 16];
+        for half in bytes.chunks_mut(8) {
+            ring.submit((RECV, 0), pair.fd, 0, half.as_mut_ptr() as u64, 8, 0);
+            pair.say("result", ring.result());
+        }
         pair.say("bytes", shown(&bytes));
         sys::close(ring.fd).value();
         pair.step();

@@ -25,6 +25,10 @@ const NOT_PLAYED: &[(&str, &str)] = &[
     ("receive_that_finds_nothing_passes_the_mark", "likewise"),
     ("poll_is_interrupted_behind_an_urgent_byte", "likewise"),
     (
+        "urgent_byte_behind_unread_bytes_of_a_confined_program",
+        "likewise",
+    ),
+    (
         "program_that_locked_its_memory_connects",
         "its limit of locked memory has no room for the routing page, so it has no engine",
     ),

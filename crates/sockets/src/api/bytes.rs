@@ -13,7 +13,7 @@ use crate::connection::{options, pending_errors, unix};
 use crate::direction::switching;
 use crate::offload::{addresses, endings, fast_open, routing};
 use crate::process::descriptors::{self, FRESH_CUSTOMIZED};
-use crate::process::{self, kept_bytes};
+use crate::process::{self, confinement, kept_bytes};
 use crate::system::real::Door;
 use crate::system::{errno, faults, real, sys};
 use crate::transfer::buffers::{self, part, parts};
@@ -89,11 +89,53 @@ unsafe fn kept_or(
 ) -> isize {
     if kept_bytes::has_any() && buffers::total(parts) != Ok(0) {
         // SAFETY: the caller's promise.
-        if let Some(result) = unsafe { kept_bytes::receive(fd, parts, flags) } {
+        if let Some(result) = unsafe { receive_kept(fd, parts, flags) } {
             return result;
         }
     }
     kernel()
+}
+
+/// Receives kept bytes. A receive that looks, or that waits for all bytes, then goes on in the
+/// kernel. `None`: there are no kept bytes.
+///
+/// # Safety
+/// As for [`kept_or`].
+#[cold]
+unsafe fn receive_kept(fd: c_int, parts: &[iovec], flags: c_int) -> Option<isize> {
+    // SAFETY: the caller's promise, here and below.
+    let kept = unsafe { kept_bytes::receive(fd, parts, flags) }?;
+    let looks = flags & libc::MSG_PEEK != 0;
+    let wanted = buffers::total(parts).unwrap_or(0);
+    let (Ok(done), true) = (
+        usize::try_from(kept),
+        looks || flags & libc::MSG_WAITALL != 0,
+    ) else {
+        return Some(kept);
+    };
+    if done >= wanted {
+        return Some(kept);
+    }
+    let flags = match flags & libc::MSG_WAITALL {
+        0 => flags | libc::MSG_DONTWAIT,
+        _ => flags,
+    };
+    let (mut window, count) = buffers::window(parts, done, wanted - done);
+    let more = errno::keep(|| unsafe {
+        // SAFETY: zeroes are a valid message.
+        let mut message: msghdr = core::mem::zeroed();
+        (message.msg_iov, message.msg_iovlen) = (window.as_mut_ptr(), count as _);
+        let more = match window[..count] {
+            [one] => real::recv(fd, one.iov_base, one.iov_len, flags),
+            _ => Door::Name.recvmsg(fd, &mut message, flags),
+        };
+        let error = errno::get();
+        if more < 0 && !looks && ![libc::EAGAIN, libc::EINTR].contains(&error) {
+            kept_bytes::keep_error(fd, error);
+        }
+        more
+    });
+    Some(kept + more.max(0))
 }
 
 /// `write(2)`.
@@ -296,6 +338,15 @@ pub unsafe fn preadv2(
     flags: c_int,
 ) -> isize {
     let kernel = |fd| unsafe { real::preadv2(fd, iov, count, offset, flags) };
+    if kept_bytes::has_any()
+        && offset == -1
+        && count >= 0
+        && let Some(list) = unsafe { parts(iov, count as usize) }
+        && let Ok(flags) = message_flags(flags)
+        && connection::at(fd).is_none()
+    {
+        return unsafe { kept_or(fd, list, flags, || kernel(fd)) };
+    }
     unsafe {
         vectored(
             (fd, iov, count),
@@ -472,7 +523,7 @@ unsafe fn recvmsg_of_kernel(door: Door, fd: c_int, message: *mut msghdr, flags: 
         && faults::can_read(message, 1)
         && let Some(header) = unsafe { message.as_mut() }
         && let Some(list) = unsafe { parts(header.msg_iov, door.length(header.msg_iovlen)) }
-        && let Some(result) = unsafe { kept_bytes::receive(fd, list, flags) }
+        && let Some(result) = unsafe { receive_kept(fd, list, flags) }
     {
         if !header.msg_name.is_null() {
             header.msg_namelen = 0;
@@ -678,6 +729,7 @@ unsafe fn note_passed_descriptors(door: Door, header: &msghdr) {
         if let Some(passed) = connection::at(fd) {
             errno::keep(|| switching::quiesce(&passed, Reason::Passed));
         } else {
+            confinement::give_up_kept_bytes(fd);
             // Another process has it, too.
             descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true);
         }
@@ -721,7 +773,10 @@ pub unsafe fn recvmmsg_by(
     let is_refused = messages.is_null() || flags & MSG_CMSG_COMPAT != 0;
     let connection = connection::at(fd).filter(|_| !is_refused);
     let Some(connection) = connection else {
-        return unsafe { door.recvmmsg(fd, messages, count, flags, timeout) };
+        return match kept_bytes::has_any() && !is_refused && count > 0 && kept_bytes::has(fd) {
+            true => unsafe { recvmmsg_of_kept(door, fd, messages, count, flags, timeout) },
+            false => unsafe { door.recvmmsg(fd, messages, count, flags, timeout) },
+        };
     };
     if !timeout.is_null() && !faults::can_read(timeout, 1) {
         return errno::bad_pointer() as c_int;
@@ -782,6 +837,56 @@ pub unsafe fn recvmmsg_by(
         }
     }
     done as c_int
+}
+
+/// `recvmmsg(2)` on a descriptor with kept bytes: these fill the first messages, and the kernel
+/// fills the others.
+#[cold]
+unsafe fn recvmmsg_of_kept(
+    door: Door,
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    let waits_for_one = flags & libc::MSG_WAITFORONE != 0;
+    let mut done = 0;
+    while done < count && (done == 0 || kept_bytes::has(fd)) {
+        let one = messages.wrapping_add(done as usize);
+        if !faults::can_read(one, 1) {
+            errno::set(libc::EFAULT);
+            break;
+        }
+        let one = unsafe { &mut *one };
+        let flags = flags & !libc::MSG_WAITFORONE;
+        let result = unsafe { recvmsg_of_kernel(door, fd, &mut one.msg_hdr, flags) };
+        if result < 0 {
+            break;
+        }
+        one.msg_len = result as c_uint;
+        done += 1;
+    }
+    if done == 0 {
+        return -1;
+    }
+    if done == count || kept_bytes::has(fd) {
+        return done as c_int;
+    }
+    let flags = match waits_for_one {
+        true => flags | libc::MSG_DONTWAIT,
+        false => flags,
+    };
+    let more = errno::keep(|| unsafe {
+        let rest = messages.wrapping_add(done as usize);
+        let more = door.recvmmsg(fd, rest, count - done, flags, timeout);
+        let error = errno::get();
+        if more < 0 && ![libc::EAGAIN, libc::EINTR].contains(&error) {
+            kept_bytes::keep_error(fd, error);
+        }
+        more
+    });
+    done as c_int + more.max(0)
 }
 
 /// The kernel sends no more at a time (`UIO_MAXIOV`, `__sys_sendmmsg` in net/socket.c).
@@ -859,6 +964,10 @@ pub unsafe fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usiz
                 let kernel = |fd| unsafe { real::sendfile(out, fd, offset, count) };
                 unsafe { receive_to_pipe(&c, out, count, 0, kernel) }
             }
+            None if offset.is_null() && kept_bytes::has_any() && kept_bytes::has(input) => {
+                let kernel = || unsafe { real::sendfile(out, input, offset, count) };
+                sendfile::splice_kept(input, out, count, 0, kernel)
+            }
             _ => unsafe { real::sendfile(out, input, offset, count) },
         },
         Some(_) if !offset.is_null() && !faults::can_read(offset, 1) => unsafe {
@@ -899,6 +1008,9 @@ pub unsafe fn splice(
     }
     match connection::at(input) {
         Some(c) => unsafe { receive_to_pipe(&c, out, len, flags, |input| kernel(input, out)) },
+        None if kept_bytes::has_any() && kept_bytes::has(input) => {
+            sendfile::splice_kept(input, out, len, flags, || kernel(input, out))
+        }
         None => kernel(input, out),
     }
 }

@@ -25,7 +25,7 @@ use crate::uring;
 pub unsafe fn close(fd: c_int) -> c_int {
     match descriptors::kind(fd) {
         Kind::Foreign => {
-            if kept_bytes::has_any() {
+            if kept_bytes::has_any() && !confinement::is_guest() {
                 kept_bytes::closing(fd);
             }
             uring::closing(fd);
@@ -74,7 +74,8 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     if flags & CLOSE_RANGE_UNSHARE != 0 {
         confinement::leave_to_own_descriptors();
     }
-    if kept_bytes::has_any() && flags & CLOSE_RANGE_CLOEXEC == 0 {
+    let closes = flags & CLOSE_RANGE_CLOEXEC == 0;
+    if kept_bytes::has_any() && closes && !confinement::is_guest() {
         kept_bytes::closing_range(first, last);
     }
     if flags & CLOSE_RANGE_CLOEXEC != 0 || !process::is_started() || process::borrowed_memory() {
@@ -139,6 +140,13 @@ fn note_duplicate(from: c_int, to: c_int) -> c_int {
         errno::keep(|| listener::duplicated(from));
     }
     if kept_bytes::has_any() && to >= 0 && from != to {
+        if confinement::is_guest() {
+            if to < 3 {
+                // It is for the program that the `vfork` child is going to execute.
+                confinement::give_up_kept_bytes(from);
+            }
+            return to;
+        }
         kept_bytes::closing(to);
         if !kept_bytes::duplicated(from, to) {
             // The duplicate would read past the kept bytes.
@@ -204,7 +212,10 @@ fn becomes_standard(to: c_int) {
 pub fn passing_on(fd: c_int) {
     match connection::at(fd) {
         Some(c) => errno::keep(|| switching::quiesce(&c, Reason::Passed)),
-        None => descriptors::share_one(fd),
+        None => {
+            confinement::give_up_kept_bytes(fd);
+            descriptors::share_one(fd);
+        }
     }
 }
 
@@ -212,7 +223,10 @@ pub fn passing_on(fd: c_int) {
 pub fn giving_to_kernel(fd: c_int) {
     match connection::at(fd) {
         Some(c) => errno::keep(|| switching::quiesce(&c, Reason::Unsupported)),
-        None => descriptors::share_one(fd),
+        None => {
+            confinement::give_up_kept_bytes(fd);
+            descriptors::share_one(fd);
+        }
     }
 }
 
@@ -340,6 +354,12 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
             giving_to_kernel(argument as c_int);
         }
         let result = unsafe { real::ioctl(fd, request, argument) };
+        if result == 0 && request == libc::FIONREAD as c_ulong && kept_bytes::has_any() {
+            // The kernel has just written it.
+            let count = unsafe { &mut *(argument as *mut c_int) };
+            let kept = c_int::try_from(kept_bytes::unread(fd)).unwrap_or(c_int::MAX);
+            *count = count.saturating_add(kept);
+        }
         if result == 0 && [FIOCLEX, FIONCLEX].contains(&request) && descriptors::is_noted(fd) {
             descriptors::change_fresh(fd, FRESH_CLOEXEC, request == FIOCLEX);
         }

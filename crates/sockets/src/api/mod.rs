@@ -30,7 +30,7 @@ use crate::connection::{self, Connection};
 use crate::direction::switching;
 use crate::pairing;
 use crate::process::descriptors::{Kind, is_noted, kind};
-use crate::process::{self, kept_bytes};
+use crate::process::{self, confinement, kept_bytes};
 use crate::system::{errno, sys};
 
 pub use self::bytes::{
@@ -60,7 +60,7 @@ pub use crate::memory::mlockall::{mlockall, munlockall};
 /// the kernel can serve it; then the connection stays on the host path.
 pub fn stdio_needs_us(fd: c_int) -> bool {
     let Some(c) = connection::at(fd) else {
-        return false;
+        return kept_bytes::has_any() && kept_bytes::has(fd);
     };
     if c.local.attachment.has_region() {
         return true;
@@ -73,6 +73,9 @@ pub fn stdio_needs_us(fd: c_int) -> bool {
 /// number may be used again. (A stream that our calls serve is closed by our calls.)
 #[unsafe(link_section = ".text.startup")]
 pub fn stream_closes(fd: c_int) {
+    if kept_bytes::has_any() && !confinement::is_guest() {
+        kept_bytes::closing(fd);
+    }
     let has_channel = |c: Connection| c.local.attachment.has_region();
     let is_known = connection::at(fd).is_some() || is_noted(fd);
     if is_known && !connection::at(fd).is_some_and(has_channel) && !process::borrowed_memory() {
@@ -80,9 +83,10 @@ pub fn stream_closes(fd: c_int) {
     }
 }
 
-/// True when `fd` is tracked: calls that libc would make internally must go through the library.
+/// True when `fd` is tracked or has kept bytes: calls that libc would make internally must go
+/// through the library.
 pub fn is_tracked(fd: c_int) -> bool {
-    kind(fd) == Kind::Connection
+    kind(fd) == Kind::Connection || kept_bytes::has_any() && kept_bytes::has(fd)
 }
 
 /// True when the library knows nothing about `fd`, neither as a connection nor as an epoll
@@ -135,7 +139,16 @@ pub unsafe fn before_kernel_reads(
 ) -> Option<Result<usize, i32>> {
     /// Time within which a peer finishes a send that was in progress when we refused the channel.
     const SETTLE_NS: u64 = 4_000_000;
-    let c = connection::at(fd)?;
+    let is_kept = || kept_bytes::has_any() && len > 0 && kept_bytes::has(fd);
+    let Some(c) = connection::at(fd) else {
+        return is_kept().then(|| {
+            errno::keep(|| {
+                // SAFETY: the caller's promise.
+                let got = unsafe { recv(fd, buffer, len, libc::MSG_DONTWAIT) };
+                usize::try_from(got).map_err(|_| errno::get())
+            })
+        });
+    };
     if !c.local.attachment.has_region() {
         c.pin(Reason::Unsupported);
         return None;

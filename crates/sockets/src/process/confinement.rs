@@ -8,7 +8,7 @@
 //! It leaves in the same way before a program gets children in another pid namespace, and when it
 //! cannot see the program's requests to the kernel ([`crate::uring`]).
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use libc::iovec;
 use toehold_channel::table::{EntryState, Mode, Reason};
@@ -31,6 +31,9 @@ use crate::{adapter, express};
 const SETTLE_NS: u64 = 4_000_000;
 
 static CONFINED: AtomicBool = AtomicBool::new(false);
+
+/// The process that the library has left.
+static LEFT_BY: AtomicU32 = AtomicU32::new(0);
 
 /// True when the library has left because of a filter: it makes no system calls of its own.
 pub fn is_confined() -> bool {
@@ -174,6 +177,7 @@ pub(crate) fn leave_process(reason: Reason) -> bool {
         return false;
     }
     errno::keep(|| {
+        LEFT_BY.store(process::pid(), Ordering::Relaxed);
         express::end();
         send_liveness_settings();
         descriptors::for_each(0, u32::MAX, |fd, kind| {
@@ -190,12 +194,49 @@ pub(crate) fn leave_process(reason: Reason) -> bool {
     true
 }
 
+/// True in a `vfork` child of a process that the library has left: kept bytes belong to the parent
+/// ([`process::borrowed_memory`]). Under a filter the question may be forbidden, so the answer is
+/// false there.
+pub(crate) fn is_guest() -> bool {
+    !is_confined() && !process::is_started() && sys::getpid() != process::pid()
+}
+
+/// The program is about to execute another one, which will not find the kept bytes of descriptors
+/// that stay open. Connections of a forked child that are not standard streams are probably leaked
+/// ([`crate::process::handover`]).
+pub fn before_exec_with_kept_bytes() {
+    if !kept_bytes::has_any() {
+        return;
+    }
+    let is_child = sys::getpid() != LEFT_BY.load(Ordering::Relaxed);
+    kept_bytes::each(|fd| {
+        let flags = sys::fcntl(fd, libc::F_GETFD, 0);
+        if flags & libc::FD_CLOEXEC as isize == 0 && (fd < 3 || !is_child) {
+            give_up_kept_bytes(fd);
+        }
+    });
+}
+
+/// Somebody who does not know of kept bytes is going to read from `fd`. As where bytes are left in
+/// a ring ([`switching::quiesce`]), the connection is reset rather than continued with a gap.
+pub(crate) fn give_up_kept_bytes(fd: i32) {
+    if kept_bytes::has_any() && kept_bytes::drop_unread(fd) {
+        errno::keep(|| sys::disconnect(fd));
+    }
+}
+
 /// Moves both directions to the kernel, and keeps unread bytes.
 fn leave(connection: &Connection, reason: Reason) {
     if !connection.local.attachment.has_region() {
         // An earlier channel may have left an offer: `forget_all` forgets it.
         connection.pin(reason);
         membership::give_to_kernel(connection);
+        return;
+    }
+    if reason == Reason::UnseenWaits {
+        // Calls that the library does not see would read past kept bytes, so unread bytes come
+        // again on the carrier.
+        switching::quiesce(connection, reason);
         return;
     }
     switching::leave_ring(connection, reason);

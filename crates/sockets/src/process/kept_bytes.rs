@@ -45,16 +45,42 @@ struct Membership {
     data: AtomicU64,
 }
 
+/// Set in a member's events when they were reported and are not reported again; no event of
+/// epoll(7).
+const REPORTED: u32 = 1 << 27;
+/// Set in a member's events when they are reported once more although no byte is kept.
+const AGAIN: u32 = 1 << 26;
+
 impl Membership {
     /// True when the caller must report the bytes. With `EPOLLET` or `EPOLLONESHOT`, only one
     /// thread reports them, once.
     fn claim_report(&self, wanted: u32) -> bool {
         const ONCE: u32 = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
-        let disarmed = wanted & !(libc::EPOLLIN as u32);
+        let reported = wanted & !AGAIN | REPORTED;
         wanted & ONCE == 0
             || (self.events)
-                .compare_exchange(wanted, disarmed, Ordering::Relaxed, Ordering::Relaxed)
+                .compare_exchange(wanted, reported, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok()
+    }
+
+    /// The last kept byte was taken. A program with `EPOLLET` takes a receive that leaves room in
+    /// its buffer as the end of what has arrived, and waits for the next edge. The edge of the
+    /// bytes on the carrier may have been reported before. So the program is told once more.
+    fn bytes_are_over(&self) {
+        const ONCE: u32 = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
+        let wanted = self.events.load(Ordering::Relaxed);
+        if wanted & ONCE == libc::EPOLLET as u32 && wanted & REPORTED != 0 {
+            let again = wanted & !REPORTED | AGAIN;
+            self.events.store(again, Ordering::Relaxed);
+        }
+    }
+
+    /// True when there is something to report; `is_ready` when there are kept bytes.
+    fn is_due(&self, is_ready: bool) -> bool {
+        let wanted = self.events.load(Ordering::Relaxed);
+        wanted & libc::EPOLLIN as u32 != 0
+            && wanted & REPORTED == 0
+            && (is_ready || wanted & AGAIN != 0)
     }
 }
 
@@ -130,9 +156,22 @@ impl KeptDescriptor {
     }
 
     fn is_ready(&self) -> bool {
+        self.unread() > 0 || self.kept().error.load(Ordering::Relaxed) != 0
+    }
+
+    /// Bytes that were not read yet.
+    fn unread(&self) -> u64 {
         let kept = self.kept();
-        kept.taken.load(Ordering::Relaxed) < kept.len.load(Ordering::Relaxed)
-            || kept.error.load(Ordering::Relaxed) != 0
+        // Relaxed: as in `receive`.
+        let taken = kept.taken.load(Ordering::Relaxed);
+        kept.len.load(Ordering::Relaxed).saturating_sub(taken)
+    }
+
+    /// Bytes were taken.
+    fn went_on(&self) {
+        if self.unread() == 0 {
+            self.members.iter().for_each(Membership::bytes_are_over);
+        }
     }
 
     /// Removes `fd`. An element that belongs to another descriptor by now stays.
@@ -163,12 +202,100 @@ impl KeptDescriptor {
     }
 }
 
+/// True when a receive on `fd` finds something here.
+#[cold]
+pub(crate) fn has(fd: i32) -> bool {
+    find(fd).is_some_and(KeptDescriptor::is_ready)
+}
+
+/// The number of bytes kept for `fd`.
+#[cold]
+pub(crate) fn unread(fd: i32) -> u64 {
+    find(fd).map_or(0, KeptDescriptor::unread)
+}
+
+/// A receive that took kept bytes went on in the kernel, and `error` ended it: the next call
+/// reports the error.
+pub(crate) fn keep_error(fd: i32, error: i32) {
+    if let Some(descriptor) = find(fd) {
+        descriptor.kept().error.store(error, Ordering::Relaxed);
+    }
+}
+
+/// Drops the kept bytes of `fd`. False when there were none.
+#[cold]
+pub(crate) fn drop_unread(fd: i32) -> bool {
+    let Some(descriptor) = find(fd) else {
+        return false;
+    };
+    let kept = descriptor.kept();
+    let len = kept.len.load(Ordering::Relaxed);
+    descriptor.leave(fd);
+    kept.taken.swap(len, Ordering::Relaxed) < len
+}
+
+/// All descriptors with kept bytes.
+#[cold]
+pub(crate) fn each(mut each: impl FnMut(i32)) {
+    for descriptor in &DESCRIPTORS {
+        // Acquire pairs with the Release store in `enter`.
+        let fd = descriptor.fd.load(Ordering::Acquire) - 1;
+        if fd >= 0 && descriptor.is_ready() {
+            each(fd);
+        }
+    }
+}
+
+/// Gives up to `len` kept bytes to `write`, which returns how many of them it took. `None`: as for
+/// [`receive`].
+#[cold]
+pub(crate) fn take_by(
+    fd: i32,
+    len: usize,
+    write: impl FnOnce(*const u8, usize) -> Result<usize, i32>,
+) -> Option<isize> {
+    let descriptor = find(fd)?;
+    let kept = descriptor.kept();
+    let bytes = descriptor.kept.load(Ordering::Relaxed).cast::<u8>();
+    let all = kept.len.load(Ordering::Relaxed);
+    let end_of = |taken: u64| all.min(taken + len as u64);
+    // Relaxed, here and below: as in `receive`.
+    let claim = |taken: u64| (taken < all).then(|| end_of(taken));
+    let claimed = (kept.taken).fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim);
+    let Ok(first) = claimed else {
+        return report_end(descriptor, fd);
+    };
+    let end = end_of(first);
+    let from = bytes.wrapping_add(BYTES_OFFSET + first as usize);
+    let written = write(from, (end - first) as usize);
+    let next = first + written.unwrap_or(0) as u64;
+    // The file took fewer bytes. If another thread has read on meanwhile, nobody can say which of
+    // the two calls was first.
+    let _ = (kept.taken).compare_exchange(end, next, Ordering::Relaxed, Ordering::Relaxed);
+    descriptor.went_on();
+    Some(errno::result(written))
+}
+
+/// No byte is left of `descriptor`, which is `fd`: its error, if it has one.
+fn report_end(descriptor: &KeptDescriptor, fd: i32) -> Option<isize> {
+    let error = descriptor.kept().error.swap(0, Ordering::Relaxed);
+    if error != 0 {
+        return Some(errno::result(Err(error)));
+    }
+    descriptor.leave(fd);
+    None
+}
+
 /// Reads kept bytes. `None`: there are none, so the kernel must make the call.
 ///
 /// # Safety
 /// `parts` are writable.
 #[cold]
 pub(crate) unsafe fn receive(fd: i32, parts: &[iovec], flags: i32) -> Option<isize> {
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        // Urgent bytes and the error queue are the kernel's.
+        return None;
+    }
     let descriptor = find(fd)?;
     let kept = descriptor.kept();
     let bytes = descriptor.kept.load(Ordering::Relaxed).cast::<u8>();
@@ -203,15 +330,11 @@ pub(crate) unsafe fn receive(fd: i32, parts: &[iovec], flags: i32) -> Option<isi
         let moved =
             (kept.taken).compare_exchange(taken, next, Ordering::Relaxed, Ordering::Relaxed);
         if moved.is_ok() {
+            descriptor.went_on();
             return Some(done as isize);
         }
     }
-    let error = kept.error.swap(0, Ordering::Relaxed);
-    if error != 0 {
-        return Some(errno::result(Err(error)));
-    }
-    descriptor.leave(fd);
-    None
+    report_end(descriptor, fd)
 }
 
 /// `fd` is about to be closed, or another file is about to take its number.
@@ -300,12 +423,12 @@ pub(crate) fn has_ready_members(instance: i32) -> bool {
 }
 
 fn ready_members(instance: i32) -> impl Iterator<Item = &'static Membership> {
-    // Acquire pairs with the Release store in `enter`.
-    DESCRIPTORS
-        .iter()
-        .filter(|descriptor| descriptor.fd.load(Ordering::Acquire) > 0 && descriptor.is_ready())
-        .filter_map(move |descriptor| descriptor.member(instance))
-        .filter(|member| member.events.load(Ordering::Relaxed) & libc::EPOLLIN as u32 != 0)
+    DESCRIPTORS.iter().filter_map(move |descriptor| {
+        // Acquire pairs with the Release store in `enter`.
+        let is_used = descriptor.fd.load(Ordering::Acquire) > 0;
+        let member = descriptor.member(instance).filter(|_| is_used)?;
+        member.is_due(descriptor.is_ready()).then_some(member)
+    })
 }
 
 /// Adds events of descriptors with kept bytes to the kernel's answer. The kernel has looked without
@@ -425,6 +548,42 @@ mod tests {
         descriptor.fd.store(7 + 1, Ordering::Relaxed);
         descriptor.leave(5);
         assert_eq!(descriptor.fd.load(Ordering::Relaxed), 7 + 1);
+    }
+
+    #[test]
+    fn edge_is_reported_again_behind_the_last_byte() {
+        const INSTANCE: i32 = 4;
+        const WANTED: u32 = (libc::EPOLLIN | libc::EPOLLET) as u32;
+        let descriptor = enter(2001, bytes(5)).expect("room");
+        descriptor.register(INSTANCE, WANTED, 43);
+        let mut events = [epoll_event { events: 0, u64: 0 }];
+        let mut report = || add_events(INSTANCE, &mut events, 0);
+        let take = |len| take_by(2001, len, |_, len| Ok(len));
+        assert_eq!(report(), 1);
+        assert_eq!(report(), 0);
+        assert_eq!(take(4), Some(4));
+        assert_eq!(
+            report(),
+            0,
+            "bytes are left, so the program has no end seen"
+        );
+        assert_eq!(take(4), Some(1));
+        assert_eq!(report(), 1, "the carrier may have bytes");
+        assert_eq!(report(), 0);
+        assert_eq!(take(4), None);
+        assert!(find(2001).is_none());
+    }
+
+    #[test]
+    fn bytes_that_a_full_pipe_did_not_take_stay() {
+        enter(2002, bytes(5)).expect("room");
+        let take = |taken| take_by(2002, 4, move |_, _| taken);
+        assert_eq!(take(Ok(3)), Some(3));
+        assert_eq!(unread(2002), 2);
+        assert_eq!(take(Err(libc::EAGAIN)), Some(-1));
+        assert_eq!(unread(2002), 2);
+        assert!(drop_unread(2002));
+        assert!(!has(2002));
     }
 
     #[test]

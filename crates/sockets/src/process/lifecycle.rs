@@ -6,7 +6,7 @@ use crate::connection::{self, release};
 use crate::epoll::lifetime;
 use crate::memory::mlockall;
 use crate::process::descriptors::{self, Recipient};
-use crate::process::{self, family, holders, table};
+use crate::process::{self, confinement, family, holders, kept_bytes, table};
 use crate::system::{errno, faults, real};
 use crate::waiting::kernel_waits;
 use crate::{adapter, express, uring};
@@ -80,6 +80,9 @@ pub fn after_fork_in_parent(result: i64) {
 /// bitmaps belong to the parent.
 pub extern "C" fn after_fork_in_child() {
     if !process::is_started() {
+        if kept_bytes::has_any() && !confinement::is_confined() {
+            process::forked();
+        }
         return;
     }
     process::forked();

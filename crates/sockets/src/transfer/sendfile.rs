@@ -16,6 +16,7 @@ use crate::direction::{doorbells, notifier};
 use crate::memory::pieces::Piece;
 use crate::offload::endings;
 use crate::pairing::leaving;
+use crate::process::kept_bytes;
 use crate::system::{errno, faults, real, sys};
 use crate::transfer::control_messages::Control;
 use crate::transfer::kernel_call::by_kernel;
@@ -344,6 +345,33 @@ pub(crate) fn splice_out(
         }
     }
     got
+}
+
+/// `splice` from a descriptor with kept bytes ([`kept_bytes`]) to a pipe. `kernel` is the program's
+/// own call.
+#[cold]
+pub(crate) fn splice_kept(
+    input: i32,
+    pipe: i32,
+    len: usize,
+    flags: u32,
+    kernel: impl Fn() -> isize,
+) -> isize {
+    if !is_splice(pipe, len, flags) {
+        return kernel();
+    }
+    let room = match pipe_has_room(pipe, flags) {
+        Ok(Some(room)) => room,
+        Ok(None) => return kernel(),
+        Err(error) => return errno::result(Err(error)),
+    };
+    let write = |from: *const u8, len: usize| {
+        // SAFETY: these bytes are kept for the program, and mapped.
+        sys::answer(unsafe {
+            sys::raw(libc::SYS_write, pipe as usize, from as usize, len, 0, 0, 0)
+        })
+    };
+    kept_bytes::take_by(input, len.min(room), write).unwrap_or_else(kernel)
 }
 
 /// Waits for room in a pipe, if the call may wait. Returns how many bytes the pipe certainly takes

@@ -45,7 +45,7 @@ use crate::connection::closing;
 use crate::direction::switching;
 use crate::lock;
 use crate::process::descriptors::{self, Kind};
-use crate::process::{self, confinement};
+use crate::process::{self, confinement, kept_bytes};
 use crate::system::errno;
 use turn::Turn;
 
@@ -356,13 +356,14 @@ fn find(fd: i32) -> Option<&'static Ring> {
 }
 
 fn is_served() -> bool {
-    process::is_started() && !process::borrowed_memory()
+    process::is_started() && !process::borrowed_memory() || kept_bytes::has_any()
 }
 
 /// The library cannot see all requests of this process, so all of its connections go to the kernel.
 #[cold]
 fn leave_all_to_kernel() {
     confinement::leave_process(Reason::UnseenWaits);
+    kept_bytes::each(confinement::give_up_kept_bytes);
 }
 
 /// `io_uring_setup` has made the ring at `fd`.
@@ -531,7 +532,10 @@ fn hand_over(request: &Request) {
     }
     match request.opcode {
         operation::EPOLL_CTL => used_by_kernel(request.offset as i32, false),
-        operation::CLOSE if !is_fixed => closing::closing(request.fd),
+        operation::CLOSE if !is_fixed => {
+            kept_bytes::closing(request.fd);
+            closing::closing(request.fd);
+        }
         operation::FILES_UPDATE => {
             // SAFETY: the program promises the kernel `len` descriptors there.
             unsafe { all_used_by_kernel(request.address as *const i32, request.len) };
@@ -574,6 +578,9 @@ unsafe fn all_used_by_kernel(fds: *const i32, count: u32) {
 
 /// The kernel is going to use `fd` by itself, perhaps only to write.
 fn used_by_kernel(fd: i32, writes_only: bool) {
+    if !writes_only {
+        confinement::give_up_kept_bytes(fd);
+    }
     match descriptors::kind(fd) {
         Kind::Connection => {
             let Some(connection) = connection::at(fd) else {
