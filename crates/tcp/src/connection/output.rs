@@ -294,6 +294,7 @@ impl Connection {
         let span = self
             .scoreboard
             .retransmit_lost(bytes_max, self.snd_edge, cx.now)?;
+        self.note_repair_of_path_probe(span);
         self.conditions.clear(Conditions::FORCE_RETRANSMIT);
         Some(self.plan_again(cx, span))
     }

@@ -277,6 +277,15 @@ impl Connection {
         self.path.probe = Some((span, self.candidate()));
     }
 
+    /// Lost bytes are sent again. If the probe is one of several losses, the arrival of its
+    /// bytes proves nothing about its size (RFC 4821 section 7.6.4). Another probe follows when all
+    /// losses are repaired.
+    pub(super) fn note_repair_of_path_probe(&mut self, span: Span) {
+        let is_of_probe =
+            |(probe, _): &mut (Span, u16)| probe.start < span.end && span.start < probe.end;
+        self.path.probe.take_if(is_of_probe);
+    }
+
     /// Everything before `una` has arrived, so the probe may have arrived. `is_full`: the
     /// acknowledged segments include a full one.
     #[inline]

@@ -275,3 +275,45 @@ fn a_probe_from_before_the_link_narrowed_proves_nothing() {
     acknowledge_all(&mut stage);
     assert_eq!(stage.engine.info(id).unwrap().mss, 560);
 }
+
+/// RFC 4821 section 7.6.4: a probe whose bytes were sent again in small segments has proved
+/// nothing, even if another loss hides that it was too large.
+#[test]
+fn a_probe_that_is_lost_among_others_proves_nothing() {
+    let (mut stage, id) = after_a_black_hole();
+    let end = stage.engine.info(id).unwrap().sent;
+    stage.engine.publish(id, end + 1_460 + 5 * 730).unwrap();
+    let (start, after) = (end + 1, end + 1_461);
+    stage.expect(&format!(". {start}:{after}(1460) ack 1"));
+    stage.forget_sent();
+    let last = after + 5 * 730;
+    // The segment behind the probe is lost, too.
+    let second = after + 730;
+    stage.remote(&format!(". 1:1(0) ack {start} <sack {second}:{last}>"));
+    for ack in [start + 730, after, last] {
+        stage.remote(&format!(". 1:1(0) ack {ack}"));
+    }
+    assert_eq!(stage.engine.info(id).unwrap().mss, 730);
+}
+
+/// A probe at the end of a flight is sent again by the tail loss probe, in small segments.
+#[test]
+fn a_probe_at_the_end_of_a_flight_that_is_lost_proves_nothing() {
+    let (mut stage, id) = after_a_black_hole();
+    let end = stage.engine.info(id).unwrap().sent;
+    stage.engine.publish(id, end + 1_460).unwrap();
+    let (start, after) = (end + 1, end + 1_461);
+    stage.expect(&format!(". {start}:{after}(1460) ack 1"));
+    let before = stage.engine.counters().retransmissions;
+    while stage.engine.counters().retransmissions == before {
+        stage.wait(MILLISECOND);
+    }
+    stage.expect(&format!("P. {}:{after}(730) ack 1", start + 730));
+    stage.remote(&format!(
+        ". 1:1(0) ack {start} <sack {}:{after}>",
+        start + 730
+    ));
+    stage.expect(&format!(". {start}:{}(730) ack 1", start + 730));
+    stage.remote(&format!(". 1:1(0) ack {after}"));
+    assert_eq!(stage.engine.info(id).unwrap().mss, 730);
+}
