@@ -90,6 +90,14 @@ impl Rack {
         }
     }
 
+    /// RFC 8985 section 6.2 step 4: a recovery ends, from a deduced loss or from a timeout.
+    fn note_recovery(&mut self) {
+        self.window_persist = self.window_persist.saturating_sub(1);
+        if self.window_persist == 0 {
+            self.window_extra = 0;
+        }
+    }
+
     /// RFC 8985 section 6.2, steps 2 and 3.
     fn update(&mut self, now: Instant, newest: &Sent, delivered: &Delivered, minimum: Duration) {
         let rtt = now.since(newest.sent_at);
@@ -418,10 +426,9 @@ impl Connection {
         if self.phase == Phase::Recovery && !is_modelled {
             // RFC 6937 section 3.1: "At the end of recovery, cwnd = ssthresh".
             self.cwnd = self.congestion.ssthresh;
-            self.rack.window_persist = self.rack.window_persist.saturating_sub(1);
-            if self.rack.window_persist == 0 {
-                self.rack.window_extra = 0;
-            }
+        }
+        if self.phase != Phase::Open && !self.recovery.is_for_mark {
+            self.rack.note_recovery();
         }
         self.phase = Phase::Open;
         if self.recovery.is_for_mark {

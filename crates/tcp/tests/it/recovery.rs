@@ -637,6 +637,50 @@ fn reordering_is_waited_for_no_longer_than_a_round_trip() {
     assert_eq!((counters.timeouts, counters.tail_probes), (0, 0));
 }
 
+/// RFC 8985 section 6.2 step 4: sixteen recoveries without a report of a duplicate end the wider
+/// reordering window. Recoveries after a timeout count, too.
+#[test]
+fn a_wider_reordering_window_ends_with_recoveries_after_timeouts() {
+    let (mut stage, id) = at_distance(Duration::from_millis(100), ",sackOK");
+    let mut sent = 0;
+    for _ in 0..4 {
+        stage.engine.publish(id, sent + 1_000).unwrap();
+        stage.forget_sent();
+        stage.wait(Duration::from_millis(100));
+        let (from, to) = (sent + 1, sent + 1_001);
+        stage.remote(&format!(". 1:1(0) ack {to} win 60000 <sack {from}:{to}>"));
+        sent += 1_000;
+    }
+    for _ in 0..16 {
+        let before = stage.engine.counters().timeouts;
+        stage.engine.publish(id, sent + 1_000).unwrap();
+        while stage.engine.counters().timeouts == before {
+            stage.wait(MILLISECOND);
+        }
+        sent += 1_000;
+        stage.remote(&format!(". 1:1(0) ack {} win 60000", sent + 1));
+    }
+    // A round trip that is measured ends the longer timeouts.
+    for segments in [1, 2] {
+        stage.wait(Duration::from_secs(1));
+        stage.forget_sent();
+        stage.engine.publish(id, sent + segments * 1_000).unwrap();
+        stage.forget_sent();
+        stage.wait(Duration::from_millis(100));
+        if segments == 1 {
+            sent += 1_000;
+            stage.remote(&format!(". 1:1(0) ack {} win 60000", sent + 1));
+        }
+    }
+    let (lost, next, end) = (sent + 1, sent + 1_001, sent + 2_001);
+    let blocks = format!("<sack {next}:{end}>");
+    stage.remote(&format!(". 1:1(0) ack {lost} win 60000 {blocks}"));
+    stage.wait(Duration::from_millis(24));
+    stage.expect_nothing();
+    stage.wait(MILLISECOND + MILLISECOND);
+    stage.expect(&format!(". {lost}:{next}(1000) ack 1"));
+}
+
 //= RFC 8985#4
 //= type=test
 //# The connection MUST use selective acknowledgment (SACK) options [RFC2018], and the sender MUST
