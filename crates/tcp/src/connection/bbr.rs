@@ -45,6 +45,9 @@ const VAIN_LOSSES: u8 = 3;
 /// Section 2.7, BBRBeta and BBRHeadroom, in hundredths.
 const BETA: u64 = 70;
 const KEPT_OF_HEADROOM: u64 = 85;
+/// Section 5.3.1.3, BBRStartupFullLossCnt: in Startup a round was too fast when much was lost, and
+/// this many acknowledgements showed losses. A few losses at random are no sign of a full path.
+const STARTUP_LOSSES: u32 = 6;
 /// Section 5.3.1.2: rounds without growth by a quarter that end Startup.
 const FULL_ROUNDS: u8 = 3;
 /// Section 5.3.3.8: the most rounds between two probes, to coexist with Reno.
@@ -83,6 +86,8 @@ pub(crate) struct Bbr {
     flight_began: Instant,
     flight_delivered: u64,
     round_lost: u64,
+    /// The number of times that bytes were lost in the round.
+    round_losses: u32,
     /// The program had nothing to send for a while: the round's rate does not show the path's
     /// limit.
     is_limited_by_program: bool,
@@ -115,6 +120,14 @@ pub(crate) struct Bbr {
     seed: u64,
 }
 
+/// Bounds of the model before a loss that may prove a mistake.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    rate_low: Option<u64>,
+    in_flight_low: Option<u64>,
+    in_flight_high: Option<u64>,
+}
+
 /// The input of one step of the model, from an acknowledgement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
@@ -144,6 +157,7 @@ impl Bbr {
             flight_began: now,
             flight_delivered: 0,
             round_lost: 0,
+            round_losses: 0,
             is_limited_by_program: false,
             rounds: 0,
             rounds_without_loss: 0,
@@ -169,6 +183,31 @@ impl Bbr {
     /// Bytes were deduced to be lost.
     pub(crate) fn note_lost(&mut self, bytes: u64) {
         self.round_lost += bytes;
+        self.round_losses += u32::from(bytes > 0);
+    }
+
+    /// The bounds that losses may lower.
+    pub(crate) fn bounds(&self) -> Bounds {
+        Bounds {
+            rate_low: self.rate_low,
+            in_flight_low: self.in_flight_low,
+            in_flight_high: self.in_flight_high,
+        }
+    }
+
+    /// The losses since `bounds` were a mistake (BBRHandleSpuriousLossDetection).
+    pub(crate) fn forget_losses(&mut self, bounds: Bounds) {
+        let looser =
+            |now: Option<u64>, before| now.zip(before).map(|(now, before)| now.max(before));
+        self.rate_low = looser(self.rate_low, bounds.rate_low);
+        self.in_flight_low = looser(self.in_flight_low, bounds.in_flight_low);
+        self.in_flight_high = looser(self.in_flight_high, bounds.in_flight_high);
+        self.forget_round_losses();
+    }
+
+    fn forget_round_losses(&mut self) {
+        self.round_lost = 0;
+        self.round_losses = 0;
     }
 
     /// Data is sent while nothing is in flight. Until now the flow waited for its pacing, for the
@@ -196,13 +235,18 @@ impl Bbr {
         self.is_limited_by_program |= step.has_sent_all;
         self.note_round_trip(&step);
         // Only a flight that is acknowledged as a whole shows the path's rate.
-        let is_part = core::mem::take(&mut self.round_began_idle) && step.una < step.nxt;
+        let began_idle = core::mem::take(&mut self.round_began_idle);
+        let is_part = began_idle && step.una < step.nxt;
+        let is_round_over = !is_part && step.una >= self.round_end;
         if is_part {
             self.begin_round(&step);
-        } else if step.una >= self.round_end {
+        } else if is_round_over {
             self.end_round(&step);
         }
-        self.change_state(&step);
+        if began_idle && step.rtt.is_some() {
+            self.note_probe_by_idling(step.now);
+        }
+        self.change_state(&step, is_round_over);
         self.window(&step)
     }
 
@@ -213,6 +257,14 @@ impl Bbr {
             self.min_rtt = Some(rtt);
             self.min_rtt_at = step.now;
             self.probed_rtt_at = step.now;
+        }
+    }
+
+    /// BBR.idle_restart: a flow that had nothing in flight has measured the path without a queue of
+    /// its own, so it needs no ProbeRtt for that.
+    fn note_probe_by_idling(&mut self, now: Instant) {
+        if now.since(self.probed_rtt_at) > PROBE_RTT_AFTER {
+            self.probed_rtt_at = now;
         }
     }
 
@@ -230,7 +282,9 @@ impl Bbr {
         let is_measured = self.round_end > Position::FIRST_BYTE && micros > 0;
         if is_measured {
             let rate = bytes * 1_000_000 / micros;
-            if !self.is_limited_by_program || rate > self.rates[1] {
+            // BBRUpdateMaxBw: a rate that the program has limited counts only if no rate of the
+            // previous cycle was larger, either.
+            if !self.is_limited_by_program || rate >= self.rate_max() {
                 self.rates[1] = self.rates[1].max(rate);
             }
             self.look_for_full_path();
@@ -244,7 +298,7 @@ impl Bbr {
         self.round_delivered = self.delivered;
         self.round_began = step.now;
         self.round_end = step.nxt;
-        self.round_lost = 0;
+        self.forget_round_losses();
         self.is_limited_by_program = step.has_sent_all;
     }
 
@@ -279,7 +333,7 @@ impl Bbr {
             return;
         }
         match self.state {
-            State::Startup if is_much => {
+            State::Startup if is_much && self.round_losses >= STARTUP_LOSSES => {
                 self.is_full = true;
                 self.in_flight_high = Some(self.product(100).max(delivered_bytes));
             }
@@ -316,7 +370,7 @@ impl Bbr {
         self.vain_losses >= VAIN_LOSSES
     }
 
-    fn change_state(&mut self, step: &Step) {
+    fn change_state(&mut self, step: &Step, is_round_over: bool) {
         let elapsed = step.now.since(self.cycle_began);
         let round_trip = self.min_rtt.unwrap_or_default();
         match self.state {
@@ -347,7 +401,7 @@ impl Bbr {
                 self.raise = 1;
             }
             State::Up => {
-                self.raise_bound(step);
+                self.raise_bound(step, is_round_over);
                 let has_queue = step.in_flight >= self.product(UP_PACING);
                 if self.rounds > 0 && elapsed > round_trip && has_queue {
                     self.begin_down(step);
@@ -364,7 +418,7 @@ impl Bbr {
     }
 
     /// Section 5.3.3.5.4: while the bound limits the flow, the bound grows, faster in each round.
-    fn raise_bound(&mut self, step: &Step) {
+    fn raise_bound(&mut self, step: &Step, is_round_over: bool) {
         let Some(high) = self.in_flight_high else {
             return;
         };
@@ -373,7 +427,7 @@ impl Bbr {
         }
         let part = step.delivered_bytes * self.raise * step.mss / high.max(1);
         self.in_flight_high = Some(high + part);
-        if step.una >= self.round_end {
+        if is_round_over {
             self.raise = (self.raise * 2).min(1 << 20);
         }
     }
@@ -417,7 +471,7 @@ impl Bbr {
         self.round_end = step.nxt;
         self.round_delivered = self.delivered;
         self.round_began = step.now;
-        self.round_lost = 0;
+        self.forget_round_losses();
     }
 
     /// Section 5.6.4.6.
@@ -582,5 +636,110 @@ mod tests {
             flow.now += Duration::from_secs(1);
         }
         assert!(flow.is_measured_as_it_is(), "{:?}", flow.model.rates);
+    }
+
+    impl Flow {
+        /// A round in which the program has more to send than the window.
+        fn round(&mut self, in_flight: u64) {
+            self.now += ROUND_TRIP;
+            self.acknowledge(in_flight, in_flight);
+        }
+
+        /// A program that sends one segment, and the next one after the answer.
+        fn request(&mut self, rtt: Duration) {
+            self.model.note_restart(self.now);
+            self.now += ROUND_TRIP;
+            let (una, cwnd) = (self.at + MSS, self.cwnd);
+            let step = Step {
+                now: self.now,
+                una,
+                nxt: una,
+                delivered_bytes: MSS,
+                in_flight: 0,
+                rtt: Some(rtt),
+                mss: MSS,
+                cwnd,
+                has_sent_all: true,
+            };
+            self.cwnd = self.model.follow(step);
+            self.at = una;
+        }
+    }
+
+    /// A flow that has measured 4 MB/s, and probes for more.
+    fn cruising() -> Flow {
+        let mut flow = flow();
+        for _ in 0..40 {
+            flow.round(40 * MSS);
+        }
+        assert!(flow.model.is_full, "{:?}", flow.model);
+        assert!(flow.model.pacing_rate() > Some(3_000_000));
+        flow
+    }
+
+    /// BBRUpdateMaxBw: the rate of a flow that its program limits counts only if it exceeds the
+    /// maximum.
+    #[test]
+    fn a_program_that_sends_little_does_not_lower_the_rate() {
+        let mut flow = cruising();
+        for number in 0..3_000 {
+            flow.request(ROUND_TRIP + Duration::from_micros(number));
+        }
+        let rate = flow.model.pacing_rate();
+        assert!(rate > Some(2_000_000), "{rate:?}, {:?}", flow.model);
+    }
+
+    /// Section 5.3.3.5.4: in each round of Up the bound grows by twice as much.
+    #[test]
+    fn the_bound_grows_faster_in_each_round_of_a_probe() {
+        let mut flow = cruising();
+        flow.model.state = State::Up;
+        flow.model.in_flight_high = Some(40 * MSS);
+        for _ in 0..6 {
+            flow.cwnd = 4_000 * MSS;
+            flow.round(40 * MSS);
+        }
+        let high = flow.model.in_flight_high.expect("it stays");
+        assert!(high > 60 * MSS, "{high}");
+    }
+
+    /// BBR.idle_restart: after an idle time the path was measured without a queue already.
+    #[test]
+    fn a_flow_that_was_idle_does_not_probe_the_round_trip() {
+        let mut flow = cruising();
+        for _ in 0..10 {
+            flow.now += Duration::from_secs(6);
+            flow.request(ROUND_TRIP + Duration::from_micros(1));
+            assert_ne!(flow.model.state, State::ProbeRtt);
+            flow.request(ROUND_TRIP + Duration::from_micros(1));
+            assert_ne!(flow.model.state, State::ProbeRtt);
+        }
+    }
+
+    /// BBRHandleSpuriousLossDetection: after a mistake the flow is as fast as before.
+    #[test]
+    fn losses_that_were_a_mistake_lower_no_bound() {
+        let mut flow = cruising();
+        flow.model.in_flight_high = Some(80 * MSS);
+        let before = flow.model.bounds();
+        flow.model.note_lost(30 * MSS);
+        flow.round(40 * MSS);
+        assert!(flow.model.in_flight_high < Some(80 * MSS));
+        flow.model.forget_losses(before);
+        let bounds = flow.model.bounds();
+        assert_eq!(bounds.in_flight_high, Some(80 * MSS));
+        assert_eq!((bounds.rate_low, bounds.in_flight_low), (None, None));
+    }
+
+    /// Section 5.3.1.3: one lost segment is no sign of a full path.
+    #[test]
+    fn a_single_loss_does_not_end_startup() {
+        let mut flow = flow();
+        for round in 1..4 {
+            flow.round(10 * round * MSS);
+        }
+        flow.model.note_lost(MSS);
+        flow.round(40 * MSS);
+        assert_eq!(flow.model.state, State::Startup);
     }
 }

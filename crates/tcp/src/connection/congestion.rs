@@ -6,7 +6,7 @@
 //! ([`Congestion::follow`]). Windows are in bytes. Proportional rate reduction in `recovery.rs`
 //! spreads a reduction over a round trip.
 
-use super::bbr::{Bbr, Step};
+use super::bbr::{Bbr, Bounds, Step};
 use super::hystart::{Growth, HyStart};
 use crate::config::CongestionControl;
 use crate::position::Position;
@@ -58,6 +58,7 @@ pub(crate) struct Prior {
     pub(crate) cwnd: u32,
     ssthresh: u32,
     cubic: Cubic,
+    bounds: Option<Bounds>,
 }
 
 /// State that only some algorithms need.
@@ -245,6 +246,10 @@ impl Congestion {
             cwnd,
             ssthresh: self.ssthresh,
             cubic: self.cubic,
+            bounds: match &self.more {
+                AlgorithmState::Bbr(model) => Some(model.bounds()),
+                _ => None,
+            },
         }
     }
 
@@ -258,6 +263,9 @@ impl Congestion {
         if cwnd <= prior.cwnd {
             // Section 4.9.2 names W_max, K, t_epoch and W_est, beside the window and ssthresh.
             self.cubic = prior.cubic;
+        }
+        if let (AlgorithmState::Bbr(model), Some(bounds)) = (&mut self.more, prior.bounds) {
+            model.forget_losses(bounds);
         }
         cwnd.max(prior.cwnd)
     }
