@@ -101,7 +101,9 @@ impl Runner {
     /// Applies changed addresses, routes, rules or MTU. Connections of a removed address end on
     /// both sides; all others go on.
     fn reconfigure(&mut self, change: &ForAll<Settings>) {
-        let settings = &change.order;
+        let mut settings = change.order.clone();
+        self.keep_recently_lost(&mut settings);
+        let settings = &settings;
         let now = self.now();
         if self.link.reconfigure(settings).is_err() {
             // Frames that cannot be steered here go to the kernel, which drops them.

@@ -16,6 +16,7 @@ use crate::engine::Request;
 use crate::engine::link::Link;
 use crate::engine::ports::in_words;
 use crate::engine::report::SharedReport;
+use crate::engine::settings::Settings;
 
 /// The ports that this thread has announced.
 #[derive(Debug, Default)]
@@ -65,6 +66,9 @@ impl Shared {
         addresses: &mut Vec<(IpAddr, u8)>,
     ) -> bool {
         let now = Clock::now();
+        // The operator may have taken away an address that the kernel had lost before.
+        let is_own = |ip: IpAddr| own.iter().any(|(own, _)| *own == ip);
+        self.gone.retain(|ip, _| is_own(*ip));
         let before = self.gone.len();
         let is_there = |ip: IpAddr| addresses.iter().any(|(there, _)| *there == ip);
         self.gone.retain(|ip, _| !is_there(*ip));
@@ -82,6 +86,14 @@ impl Shared {
             }
         }
         is_back
+    }
+
+    /// The kernel has not told which addresses it has: asks again later.
+    fn put_off_gone(&mut self) {
+        let later = Clock::now() + LOOK_INTERVAL;
+        for until in self.gone.values_mut() {
+            *until = later.max(*until);
+        }
     }
 
     /// Notes that the kernel's routes to these destinations may have changed.
@@ -227,15 +239,26 @@ impl Runner {
         if settings.shares.is_empty() {
             return;
         }
-        // Without an answer nothing changes.
-        if let Ok(mut resolved) = Link::resolve(&settings) {
-            let addresses = &mut resolved.settings.addresses;
-            if self.shared.keep_recently_lost(&self.own, addresses) {
-                // The restored address had no routes.
-                self.shared.note_routes(&ALL_DESTINATIONS);
-            }
-            self.follow_addresses(&resolved.settings);
-            self.take_neighbours();
+        let Ok(mut resolved) = Link::resolve(&settings) else {
+            // Without an answer nothing changes.
+            return self.shared.put_off_gone();
+        };
+        self.keep_recently_lost(&mut resolved.settings);
+        self.follow_addresses(&resolved.settings);
+        self.take_neighbours();
+    }
+
+    /// Adds the shared addresses that the kernel lost a moment ago to the settings.
+    pub(super) fn keep_recently_lost(&mut self, settings: &mut Settings) {
+        let is_shared = |(ip, _): &&(IpAddr, IpAddr)| {
+            let mut shares = settings.shares.iter();
+            shares.any(|share| share.ip == *ip)
+        };
+        let own: Vec<_> = self.own.iter().filter(is_shared).copied().collect();
+        let is_back = (self.shared).keep_recently_lost(&own, &mut settings.addresses);
+        if is_back {
+            // The restored address had no routes.
+            self.shared.note_routes(&ALL_DESTINATIONS);
         }
     }
 
@@ -388,5 +411,27 @@ mod tests {
         shared.gone.insert(goes, Clock::now());
         assert_eq!(follow(&mut shared, &[stays]), (vec![(stays, 24)], false));
         assert_eq!(shared.due(), None);
+    }
+
+    /// Otherwise the thread would look at the kernel's addresses in every turn, for ever.
+    #[test]
+    fn address_that_is_gone_is_forgotten_when_it_is_no_longer_ours() {
+        let (stays, goes) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let own = [stays, goes].map(|ip: IpAddr| (ip, ip));
+        let mut shared = Shared::default();
+        shared.keep_recently_lost(&own, &mut vec![(stays, 24)]);
+        assert!(shared.due().is_some());
+        // `SIGHUP` comes with settings that do not have the address.
+        let mut addresses = vec![(stays, 24)];
+        assert!(!shared.keep_recently_lost(&own[..1], &mut addresses));
+        assert_eq!((addresses, shared.due()), (vec![(stays, 24)], None));
+    }
+
+    #[test]
+    fn kernel_that_does_not_answer_is_not_asked_in_every_turn() {
+        let mut shared = Shared::default();
+        shared.gone.insert([10, 0, 0, 2].into(), Clock::now());
+        shared.put_off_gone();
+        assert!(shared.due() > Some(Clock::now() + LOOK_INTERVAL / 2));
     }
 }
