@@ -146,17 +146,18 @@ impl Listeners {
         if !takes_part(&wanted, ours) {
             return;
         }
-        let of_this = self.of_each.entry(wanted.holder.client).or_default();
-        if *of_this >= LISTENERS_OF_ONE_MAX || self.by_address.len() >= LISTENERS_MAX {
+        let client = wanted.holder.client;
+        let of_this = self.of_each.get(&client).copied().unwrap_or_default();
+        if of_this >= LISTENERS_OF_ONE_MAX || self.by_address.len() >= LISTENERS_MAX {
             self.refused += 1;
             return;
         }
-        *of_this += 1;
+        self.of_each.insert(client, of_this + 1);
         let mut known = Known {
             wanted,
             listeners: BTreeMap::new(),
         };
-        self.clients.listens(wanted.holder.client);
+        self.clients.listens(client);
         known.follow(&mut self.by_id, engine, ours, &self.shares, connections);
         self.by_address.insert(wanted.local, known);
     }
@@ -383,11 +384,15 @@ mod tests {
             add(&mut listeners, (port / one) as u64 + 10, port);
         }
         assert_eq!((listeners.len(), listeners.refused()), (LISTENERS_MAX, 20));
+        let programs = listeners.of_each.len();
+        add(&mut listeners, 1_000, LISTENERS_MAX + 11);
+        assert_eq!(listeners.refused(), 21);
+        assert_eq!(listeners.of_each.len(), programs, "nothing is kept of it");
         // Known already: nothing to refuse.
         add(&mut listeners, 1, 1);
-        assert_eq!(listeners.refused(), 20);
+        assert_eq!(listeners.refused(), 21);
         listeners.retain_living(&mut self::engine(), |address| address.port() > 1);
         add(&mut listeners, 1, 1);
-        assert_eq!((listeners.len(), listeners.refused()), (LISTENERS_MAX, 20));
+        assert_eq!((listeners.len(), listeners.refused()), (LISTENERS_MAX, 21));
     }
 }
