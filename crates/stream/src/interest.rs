@@ -15,17 +15,21 @@
 //!    └── ADD, waits for the engine ──► Held ◄─┼─┘                  ADD  │   │ DEL    │
 //!                                             │                         │   ▼        │
 //!                                             └─── InBitmap, Polled ◄── Parked       │
+//!                                                        ▲ │                         │
+//!                                                    MOD │ ▼ one-shot reported       │
+//!                                                       Quiet                        │
 //!   every state ──── DEL, close, or given up while parked ────► Gone ◄───────────────┘
 //! ```
 //!
 //! *Plain* and *Once* differ in the kernel's copy of the data. *Plain*: the program's data. *Once*:
 //! a tag of the library, because a one-shot is reported once, and the next owner must know whether
 //! the kernel has reported it. *InBitmap* and *Polled* differ in how the library hears of news.
-//! *Parked*: the program has removed the registration, but the kernel still has it with the
-//! library's events, because a program that removes a registration often adds it again. *Listener*
-//! is not drawn: the program's own registration stays in the kernel beside it; it begins and ends
-//! at *Gone*. When two threads try to move a registration out of the same state, one succeeds
-//! ([`Interest::moves`]).
+//! *Quiet*: the one-shot was reported, and the kernel has no events for it, so that a doorbell for
+//! another instance does not wake the threads of this one. *Parked*: the program has removed the
+//! registration, but the kernel still has it with the library's events, because a program that
+//! removes a registration often adds it again. *Listener* is not drawn: the program's own
+//! registration stays in the kernel beside it; it begins and ends at *Gone*. When two threads try
+//! to move a registration out of the same state, one succeeds ([`Interest::moves`]).
 //!
 //! An answer has two halves. [`Interest::look`] runs without a lock, because it may make system
 //! calls. [`Interest::report`] runs under the epoll instance's lock and decides what is reported:
@@ -92,11 +96,14 @@ pub enum State {
     Once = 7,
     /// The library, beside the kernel: a listener, for connections that come by parked carriers.
     Listener = 8,
+    /// The library: a one-shot that was reported. The kernel watches nothing for it until the
+    /// program arms it again.
+    Quiet = 9,
 }
 
 impl State {
     /// All of them.
-    pub const ALL: [State; 9] = [
+    pub const ALL: [State; 10] = [
         State::Gone,
         State::Plain,
         State::InBitmap,
@@ -106,6 +113,7 @@ impl State {
         State::Early,
         State::Once,
         State::Listener,
+        State::Quiet,
     ];
 
     #[inline]
@@ -119,6 +127,7 @@ impl State {
             6 => State::Early,
             7 => State::Once,
             8 => State::Listener,
+            9 => State::Quiet,
             _ => State::Gone,
         }
     }
@@ -132,7 +141,8 @@ impl State {
     /// True when the library answers.
     #[inline]
     pub fn is_ours(self) -> bool {
-        matches!(self, State::InBitmap | State::Polled | State::Listener)
+        use State::{InBitmap, Listener, Polled, Quiet};
+        matches!(self, InBitmap | Polled | Listener | Quiet)
     }
 
     /// True when the registration stays after its descriptor was closed. A registration belongs to
@@ -146,7 +156,7 @@ impl State {
 
     /// True when the drawing has an arrow from this state to `to`, or both are the same state.
     pub fn leads_to(self, to: State) -> bool {
-        use State::{Early, Gone, Held, InBitmap, Listener, Once, Parked, Plain, Polled};
+        use State::{Early, Gone, Held, InBitmap, Listener, Once, Parked, Plain, Polled, Quiet};
         match (self, to) {
             (from, to) if from == to => true,
             (_, Gone) => true,
@@ -155,7 +165,8 @@ impl State {
             (Plain | Once, Plain | Once | Held | InBitmap | Polled) => true,
             (Held, Plain | Once) => true,
             (InBitmap, Polled | Parked | Plain) => true,
-            (Polled, Plain) => true,
+            (Polled, Plain | Quiet) => true,
+            (Quiet, Plain | Polled) => true,
             (Parked, InBitmap | Polled) => true,
             _ => false,
         }

@@ -329,8 +329,8 @@ fn room_is_awaited_by_level_and_after_a_refusal_by_edge() {
 
 #[test]
 fn only_drawn_steps_lead_from_state_to_state() {
-    use State::{Early, Gone, Held, InBitmap, Once, Parked, Plain, Polled};
-    let ours = [InBitmap, Polled];
+    use State::{Early, Gone, Held, InBitmap, Once, Parked, Plain, Polled, Quiet};
+    let ours = [InBitmap, Polled, Quiet];
     for from in State::ALL {
         assert!(from.leads_to(Gone), "everything ends");
         assert!(
@@ -345,6 +345,11 @@ fn only_drawn_steps_lead_from_state_to_state() {
         // No state of the library follows `Held`: the engine has to answer first.
         assert!(!ours.iter().any(|&to| from == Held && from.leads_to(to)));
         assert!(!(from.is_kernels() && from.is_ours()));
+        assert_eq!(
+            from.leads_to(Quiet),
+            [Polled, Quiet].contains(&from),
+            "a doorbell of a ready bitmap wakes a thread for other members, too"
+        );
     }
     assert!(Parked.leads_to(InBitmap) && Parked.leads_to(Polled) && !Parked.leads_to(Plain));
     assert!(!Polled.leads_to(InBitmap), "several instances stay several");

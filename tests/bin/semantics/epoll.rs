@@ -164,6 +164,10 @@ pub(crate) const CASES: &[Case] = &[
         "registration_goes_from_one_instance_to_another_and_back",
         moving::between_instances,
     ),
+    Case::pair(
+        "spent_one_shot_of_another_instance_is_not_woken",
+        moving::beside_a_spent_one_shot,
+    ),
     Case::roles(
         "registration_taken_out_is_put_back_by_a_child",
         moving::by_a_child,

@@ -14,7 +14,7 @@ use crate::epoll::first_wait;
 use crate::epoll::instance::{Epoll, MEMBERS_SEQ_CST, ONCE_KNOWN, ONCE_ORDINARY, epoll};
 use crate::epoll::kernel_registrations::{kick, modify_kernels};
 use crate::epoll::lists::push_news;
-use crate::epoll::membership::{answered, become_ours, leave, take_members_from_kernel};
+use crate::epoll::membership::{answered, become_ours, end_quiet, leave, take_members_from_kernel};
 use crate::epoll::nested::control_nested;
 use crate::epoll::registration::{
     ANSWER_EVENTS, CARRIER_EVENTS, LINK_RELEASE, Registration, State, TAG, WRITABLE,
@@ -290,6 +290,7 @@ impl InKernel {
             one.rearm();
             push_news(epoll, n);
         }
+        end_quiet(epoll, connection, one, n);
         show(epoll, connection, one, n);
         Some(Ok(()))
     }

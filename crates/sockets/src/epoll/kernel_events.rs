@@ -10,7 +10,7 @@ use crate::connection::{self, Connection, HINT_LOOK};
 use crate::direction::doorbells;
 use crate::epoll::instance::Epoll;
 use crate::epoll::lists::{push_news, push_ready};
-use crate::epoll::membership::believe_kernel;
+use crate::epoll::membership::{become_quiet, believe_kernel};
 use crate::epoll::nested::ReportedInstances;
 use crate::epoll::parked::note_end;
 use crate::epoll::registration::{State, registration, untag};
@@ -34,7 +34,7 @@ impl Epoll {
         take_answers(events);
         drain_carriers(events);
         let mut kept = 0;
-        let mut strange = 0;
+        let (mut strange, mut spent) = (0, 0);
         let held = self.lock.lock();
         for at in 0..events.len() {
             let event = events[at];
@@ -66,6 +66,9 @@ impl Epoll {
             }
             connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
             if one.is_ours() {
+                if one.state() == State::Polled && one.is_spent() {
+                    spent = number;
+                }
                 if is_kernel_edge(&connection, event.events) {
                     one.rearm();
                     push_news(self, number);
@@ -82,6 +85,9 @@ impl Epoll {
         }
         if strange != 0 {
             believe_kernel(strange);
+        }
+        if spent != 0 {
+            become_quiet(spent);
         }
         kept
     }

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use libc::{EPOLLOUT, epoll_event};
+use libc::{EPOLLET, EPOLLOUT, epoll_event};
 use toehold_channel::sync::fence;
 use toehold_channel::table::Reason;
 
@@ -58,6 +58,13 @@ pub(super) fn kernel_has_ours(
     }
     connection.pin(Reason::NoResources);
     false
+}
+
+/// Tells the kernel to watch nothing for registration `n`, except the carrier's end, which the
+/// kernel always reports.
+pub(super) fn kernel_has_none(epoll: &Epoll, one: &Registration, n: u32) {
+    let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
+    replace(epoll_fd, one.carrier(), EPOLLET as u32, tag(n));
 }
 
 /// Puts the program's events back in the kernel, for a registration that is [`State::Plain`].

@@ -151,7 +151,8 @@ pub(crate) fn forked() {
         }
         epoll.pair_count.store(0, Ordering::Relaxed);
         epoll.polled.store(0, Ordering::Relaxed);
-        for (n, one) in epoll.registrations().filter(|(_, one)| one.is_ours()) {
+        let ours = epoll.registrations().filter(|(_, one)| one.is_ours());
+        for (n, one) in ours.filter(|(_, one)| one.state() != State::Quiet) {
             epoll.link_polled(one, n);
         }
     }

@@ -15,8 +15,10 @@ use toehold_stream::end::End;
 
 use crate::connection::Connection;
 use crate::epoll::instance::{EPOLLS_MAX, Epoll, MEMBERS_SEQ_CST, PAIRS_MAX, epoll};
-use crate::epoll::kernel_registrations::{kernel_has_ours, kernel_has_programs, replace};
-use crate::epoll::lists::{push_ready, remove_polled, remove_ready};
+use crate::epoll::kernel_registrations::{
+    kernel_has_none, kernel_has_ours, kernel_has_programs, replace,
+};
+use crate::epoll::lists::{push_news, push_ready, remove_polled, remove_ready};
 use crate::epoll::nested::give_nested;
 use crate::epoll::registration::{
     self, ANSWER_EVENTS, ONESHOT, Registration, State, TAG, each_registration, free_registration,
@@ -155,6 +157,47 @@ pub(super) fn become_ours(
     }
 }
 
+/// The kernel reported `n`, a one-shot that the program was told of before: the doorbell was for
+/// another instance that has the connection, too. From now on these doorbells do not wake threads
+/// of this instance.
+#[cold]
+pub(super) fn become_quiet(n: u32) {
+    let Some(one) = registration(n) else { return };
+    let Some(connection) = one.behind() else {
+        return;
+    };
+    let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
+        return;
+    };
+    let _members = connection.local.membership.lock();
+    if is_anothers(&connection, one) {
+        return;
+    }
+    {
+        let _held = epoll.lock.lock();
+        if !one.is_spent() || !one.moves(State::Polled, State::Quiet) {
+            return;
+        }
+        remove_polled(epoll, n);
+    }
+    kernel_has_none(epoll, one, n);
+}
+
+/// The program has armed registration `n` again, which may have become quiet before.
+pub(super) fn end_quiet(epoll: &Epoll, connection: &Connection, one: &Registration, n: u32) {
+    if one.state() != State::Quiet {
+        return;
+    }
+    // Another thread that makes it quiet holds this lock until the kernel knows.
+    let members = connection.local.membership.lock();
+    let _has = kernel_has_ours(connection, epoll, one, n);
+    let _held = epoll.lock.lock_within(&members);
+    if one.state() == State::Quiet {
+        epoll.link_polled(one, n);
+        push_news(epoll, n);
+    }
+}
+
 /// Called before an exec. The new program will see the kernel's events of instances that stay open,
 /// so one-shots must have the program's own data.
 pub(crate) fn leaving_program() {
@@ -285,7 +328,7 @@ pub(crate) fn give_to_kernel(connection: &Connection) {
             match was {
                 // Another thread may park the registration at this moment. Then it is removed, as
                 // if it had been parked before.
-                State::InBitmap | State::Polled | State::Parked => {
+                State::InBitmap | State::Polled | State::Quiet | State::Parked => {
                     let is_kernels = was != State::Parked && one.moves(was, State::Plain);
                     if is_kernels {
                         epoll.ours.fetch_sub(1, Ordering::Relaxed);
@@ -301,7 +344,7 @@ pub(crate) fn give_to_kernel(connection: &Connection) {
             }
         };
         match was {
-            State::InBitmap | State::Polled => kernel_has_programs(epoll, one, n),
+            State::InBitmap | State::Polled | State::Quiet => kernel_has_programs(epoll, one, n),
             State::Parked => {
                 sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
                 leave(epoll, connection, n);

@@ -2,8 +2,10 @@
 //! another thread or process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
-use super::{ADD, DEL, ET, IN, now, seen, watching};
+use super::{ADD, DEL, ET, IN, MOD, now, seen, watching};
 use crate::role::{Pair, Role, ask_harness, receive_all, send_all, shown};
 use crate::sleeper::Sleeper;
 use crate::sys::{self, Fd};
@@ -92,6 +94,88 @@ pub(super) fn by_a_child(role: &Role) {
         sys::exit_now(0);
     }
     role.say("child", sys::wait_for(child));
+}
+
+/// The connection moves as in the Erlang runtime: the one-shot of the polling thread's instance was
+/// reported and is not armed again, and a scheduler waits in an instance of its own. Messages wake
+/// the scheduler only.
+pub(super) fn beside_a_spent_one_shot(pair: &Pair) {
+    const MESSAGES: usize = 100;
+    const ONCE: i32 = IN | libc::EPOLLONESHOT;
+    if pair.server() {
+        answer_slowly(pair.fd);
+        return;
+    }
+    let ask = || send_all(pair.fd, b"?");
+    let take = || receive_all(pair.fd, &mut [0]);
+    let hear = |epoll| {
+        ask();
+        let found = seen(&sys::epoll_wait(epoll, 4, TIME_LIMIT_MS));
+        take();
+        found
+    };
+    let [home, worker] = [0; 2].map(|_| sys::epoll_create());
+    sys::epoll_ctl(home, ADD, pair.fd, ONCE, 1).value();
+    pair.say("home", hear(home));
+    sys::epoll_ctl(worker, ADD, pair.fd, IN, 2).value();
+    for is_armed_asleep in [true, false] {
+        let end = sys::eventfd();
+        sys::epoll_ctl(home, ADD, end, IN, 3).value();
+        let sleeper = Sleeper::start(move || {
+            let before = sleeps_so_far();
+            let found = seen(&sys::epoll_wait(home, 4, TIME_LIMIT_MS));
+            (found, sleeps_so_far() - before)
+        });
+        let told = (0..MESSAGES).filter(|_| hear(worker) == hear(worker));
+        pair.say("told alike", told.count());
+        if is_armed_asleep {
+            sys::epoll_ctl(home, MOD, pair.fd, ONCE, 4).value();
+            ask();
+        } else {
+            sys::write(end, &1_u64.to_ne_bytes()).value();
+        }
+        let (found, sleeps) = sleeper.result();
+        pair.say("the sleeper", found);
+        pair.say("it was left alone", sleeps < MESSAGES as i64);
+        if is_armed_asleep {
+            pair.say("the worker", now(worker));
+            take();
+        }
+        sys::close(end).value();
+        sys::epoll_ctl(home, MOD, pair.fd, ONCE, 5).value();
+        pair.say("home again", hear(home));
+    }
+    sys::epoll_ctl(worker, DEL, pair.fd, 0, 0).value();
+    sys::epoll_ctl(home, MOD, pair.fd, ONCE, 6).value();
+    pair.say("home alone", hear(home));
+    sys::epoll_ctl(home, DEL, pair.fd, 0, 0).value();
+    sys::epoll_ctl(home, ADD, pair.fd, IN, 7).value();
+    pair.say("home put back", hear(home));
+    send_all(pair.fd, b".");
+}
+
+/// Answers each byte with a byte, when the client has had time to fall asleep. Returns at a full
+/// stop.
+fn answer_slowly(fd: Fd) {
+    loop {
+        let mut byte = [0];
+        receive_all(fd, &mut byte);
+        if byte == *b"." {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+        send_all(fd, &byte);
+    }
+}
+
+/// How often this thread has given up its processor to wait.
+fn sleeps_so_far() -> i64 {
+    // SAFETY: all zeroes is a value of it, and it is writable.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), 0);
+        usage.ru_nvcsw
+    }
 }
 
 pub(super) fn other_thread(pair: &Pair) {
