@@ -1340,7 +1340,6 @@ def sizes(count=60, large=1 << 20):
             assert read_all(one, size) == b"y" * size
             one.close()
             time.sleep(0.01)
-        say("asked")
 
     play(serve, ask)
 

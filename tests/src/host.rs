@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 
 /// A TCP port that was free a moment ago.
 ///
@@ -50,10 +51,17 @@ pub fn program(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
+/// An option of Python for scripts that use the standard library only: no packages of this host.
+/// Some hosts have packages that Python imports at each start, in a tenth of a second. The tests
+/// start it thousands of times.
+pub const PYTHON_ALONE: &str = "-S";
+
 /// The Python interpreter itself, and not a launcher script before it in `PATH`. `None`, after
 /// reporting a skip, if there is none.
 pub fn python() -> Option<PathBuf> {
-    let python = interpreter();
+    // A launcher may be a script that takes as long as many a test.
+    static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let python = FOUND.get_or_init(interpreter).clone();
     if python.is_none() {
         skipped("python3 is not installed");
     }

@@ -428,8 +428,11 @@ pub(crate) struct Checksum(u64);
 impl Checksum {
     /// Continues over `bytes`.
     pub(crate) fn add(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        // The compiler inlines little in a test program: an iterator would be a call for each byte.
+        let mut next = 0;
+        while next < bytes.len() {
+            self.0 = (self.0 ^ u64::from(bytes[next])).wrapping_mul(0x0100_0000_01b3);
+            next += 1;
         }
     }
 

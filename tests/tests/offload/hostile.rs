@@ -5,15 +5,18 @@ use std::process::Command;
 
 use toehold_e2e::network::FAR;
 use toehold_e2e::process::{Running, TIME_LIMIT};
-use toehold_e2e::{Path, wait_until};
+use toehold_e2e::{Path, host, wait_until};
 
 use crate::stage::{Stage, ok};
 
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/hostile.py");
+const SCRIPT: [&str; 2] = [
+    host::PYTHON_ALONE,
+    concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/hostile.py"),
+];
 
 fn hostile(stage: &Stage, path: Path, arguments: &[&str]) -> Running {
     let mut command: Command = stage.toehold.command(path, &stage.python);
-    command.arg(SCRIPT).args(arguments);
+    command.args(SCRIPT).args(arguments);
     Running::start(command, "hostile", stage.toehold.dir())
 }
 

@@ -55,7 +55,7 @@ pub(crate) fn cannot_be_had(link: &str, said: &str) {
     let options = ["--link", link, "--address", "10.84.0.2/24"];
     let mut toehold = Toehold::start_in(&[], &options);
     let mut command = toehold.command(Path::Offload, &python);
-    command.arg(SCRIPT).args(["echo_server", "0"]);
+    command.args(SCRIPT).args(["echo_server", "0"]);
     let mut server = listening(Running::start(command, "server", toehold.dir()));
     assert!(toehold.known()["engine"].is_null());
     assert!(server.ended().is_none());

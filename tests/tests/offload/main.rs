@@ -591,7 +591,7 @@ fn without_a_tap_device_everything_stays_on_the_host_path() {
     ];
     let toehold = Toehold::start_in(&[], &options);
     let mut command = toehold.command(Path::Offload, &python);
-    command.arg(SCRIPT).args(["echo_server", "0"]);
+    command.args(SCRIPT).args(["echo_server", "0"]);
     drop(network);
     let mut server = listening(Running::start(command, "server", toehold.dir()));
     assert!(toehold.known()["engine"].is_null());

@@ -30,7 +30,9 @@ fn engine_and_kernel_share_an_interface() {
         stage.far("far-client", &["echo_client", NEAR, "7702", "30000000"]),
     ];
     let mut command = network.near(&stage.python);
-    command.args([SCRIPT, "echo_client", FAR_KERNEL, "7701", "30000000"]);
+    command
+        .args(SCRIPT)
+        .args(["echo_client", FAR_KERNEL, "7701", "30000000"]);
     let on_kernel = Running::start(command, "kernel-client", stage.toehold.dir());
     ok(on_kernel);
     on_engine.into_iter().for_each(|client| drop(ok(client)));

@@ -14,7 +14,7 @@ use crate::stage::{SCRIPT, Stage, await_word, listening, ok};
 /// A server on the near kernel, without Toehold.
 pub(crate) fn kernel_server(stage: &Stage, role: &str, port: &str) -> Running {
     let mut command = stage.network.near(&stage.python);
-    command.args([SCRIPT, role, port]);
+    command.args(SCRIPT).args([role, port]);
     listening(Running::start(
         command,
         "kernel-server",
@@ -90,7 +90,7 @@ fn engine_and_kernel_serve_at_one_ipv6_address(link: Link) {
     let _near = stage.near_server(&["echo_server", "7911", NEAR_V6]);
     let _near_v4 = stage.near_server(&["echo_server", "7913", NEAR]);
     let mut kernel = stage.network.near(&stage.python);
-    kernel.args([SCRIPT, "echo_server", "7912", NEAR_V6]);
+    kernel.args(SCRIPT).args(["echo_server", "7912", NEAR_V6]);
     let _kernel = listening(Running::start(kernel, "kernel", stage.toehold.dir()));
     let clients =
         ["7911", "7912"].map(|port| stage.far(port, &["echo_client", NEAR_V6, port, "10000000"]));
@@ -388,7 +388,7 @@ fn remotes_are_served_by_all_kinds_of_routes(link: Link) {
             ('{BEYOND}', 0)); c.sendall(b'x'); c.recv(1)"
         );
         let mut client = stage.network.far(&stage.python);
-        client.args(["-c", &connect]);
+        client.args([host::PYTHON_ALONE, "-c", &connect]);
         client.output().is_ok_and(|output| output.status.success())
     };
     let mut accepted = 0;

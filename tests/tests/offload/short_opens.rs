@@ -155,7 +155,9 @@ fn no_carrier_of_a_client_is_used_again_where_the_option_says_off() {
         stage
             .toehold
             .command_with(Way::Offload, &["--express", "off"], &stage.python);
-    command.args([SCRIPT, "short_client", FAR, "7986", "300", "client_first"]);
+    command
+        .args(SCRIPT)
+        .args(["short_client", FAR, "7986", "300", "client_first"]);
     ok(Running::start(command, "off", stage.toehold.dir()));
     assert_eq!(stage.engine(REUSED), 0);
 }

@@ -7,7 +7,10 @@ use toehold_e2e::network::FAR;
 use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, Network, Path as Way, Toehold, host, wait_until};
 
-pub(crate) const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/offload.py");
+pub(crate) const SCRIPT: [&str; 2] = [
+    host::PYTHON_ALONE,
+    concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/offload.py"),
+];
 
 /// A network, its adapter, and the Python interpreter for both sides.
 pub(crate) struct Stage {
@@ -75,7 +78,7 @@ impl Stage {
     /// Plays a role in the far namespace, on the kernel.
     pub(crate) fn far(&self, name: &str, arguments: &[&str]) -> Running {
         let mut command = self.network.far(&self.python);
-        command.arg(SCRIPT).args(arguments);
+        command.args(SCRIPT).args(arguments);
         Running::start(command, name, self.toehold.dir())
     }
 
@@ -87,7 +90,7 @@ impl Stage {
     /// Plays a role in the near namespace, on the given path.
     pub(crate) fn near_on(&self, path: Way, name: &str, arguments: &[&str]) -> Running {
         let mut command = self.toehold.command(path, &self.python);
-        command.arg(SCRIPT).args(arguments);
+        command.args(SCRIPT).args(arguments);
         Running::start(command, name, self.toehold.dir())
     }
 
@@ -129,7 +132,7 @@ impl Stage {
         let connect = format!("import socket; socket.create_connection(('{FAR}', {port}))");
         let up = wait_until(TIME_LIMIT, || {
             let mut look = self.network.far(&self.python);
-            look.args(["-c", &connect]);
+            look.args([host::PYTHON_ALONE, "-c", &connect]);
             server.ended().is_some() || look.output().is_ok_and(|output| output.status.success())
         });
         assert!(up && server.ended().is_none(), "{}", server.outputs());

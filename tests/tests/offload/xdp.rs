@@ -52,7 +52,7 @@ fn engine_and_kernel_share_an_interface_and_its_ethernet_address() {
     let _far_v6 = stage.far_server(&["echo_server", "7804", FAR_V6]);
     let _near_v6 = stage.near_server(&["echo_server", "7805", NEAR_V6]);
     let mut server = network.near(&stage.python);
-    server.args([SCRIPT, "echo_server", "7803"]);
+    server.args(SCRIPT).args(["echo_server", "7803"]);
     let _kernel = listening(Running::start(server, "kernel-server", stage.toehold.dir()));
     let on_engine = [
         stage.near("near-v4", &["echo_client", FAR, "7801", "30000000"]),
@@ -61,7 +61,9 @@ fn engine_and_kernel_share_an_interface_and_its_ethernet_address() {
         stage.far("far-v6", &["echo_client", NEAR_V6, "7805", "3000000"]),
     ];
     let mut client = network.near(&stage.python);
-    client.args([SCRIPT, "echo_client", FAR_KERNEL, "7801", "30000000"]);
+    client
+        .args(SCRIPT)
+        .args(["echo_client", FAR_KERNEL, "7801", "30000000"]);
     let on_kernel = Running::start(client, "kernel-client", stage.toehold.dir());
     let to_kernel = stage.far(
         "to-kernel",
