@@ -127,30 +127,32 @@ impl Listeners {
     }
 
     /// Listens on the engine's addresses that correspond to the program's listener. A listener on
-    /// loopback corresponds to none, because it is not meant for a network.
+    /// loopback corresponds to none, because it is not meant for a network. False when the engine
+    /// listens where it listened before.
     pub(super) fn add(
         &mut self,
         engine: &mut Engine,
         ours: &Own,
         wanted: Listening,
         connections: &ByDestination,
-    ) {
+    ) -> bool {
         if let Some(known) = self.by_address.get_mut(&wanted.local) {
+            let before = known.listeners.len();
             // The program has set the option since.
             if known.wanted.holder.client == wanted.holder.client {
                 known.wanted.fast_open_pending_max = wanted.fast_open_pending_max;
                 known.follow(&mut self.by_id, engine, ours, &self.shares, connections);
             }
-            return;
+            return known.listeners.len() != before;
         }
         if !takes_part(&wanted, ours) {
-            return;
+            return false;
         }
         let client = wanted.holder.client;
         let of_this = self.of_each.get(&client).copied().unwrap_or_default();
         if of_this >= LISTENERS_OF_ONE_MAX || self.by_address.len() >= LISTENERS_MAX {
             self.refused += 1;
-            return;
+            return false;
         }
         self.of_each.insert(client, of_this + 1);
         let mut known = Known {
@@ -159,7 +161,9 @@ impl Listeners {
         };
         self.clients.listens(client);
         known.follow(&mut self.by_id, engine, ours, &self.shares, connections);
+        let is_new = !known.listeners.is_empty();
         self.by_address.insert(wanted.local, known);
+        is_new
     }
 
     /// Listens exactly on the addresses that correspond to the programs' listeners now.
@@ -365,6 +369,22 @@ mod tests {
             toehold_tcp::Options::default(),
         );
         assert!(free.is_ok(), "the engine stopped listening, too");
+    }
+
+    /// A program may send the same request again and again. Only a change is worth a look at all
+    /// ports.
+    #[test]
+    fn listener_that_is_known_changes_nothing() {
+        let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::new(Clients::new(1))));
+        let mut changes = |local: &str, client| {
+            let mut wanted = wanted(local, false);
+            wanted.holder.client = ClientId(client);
+            listeners.add(&mut engine, &own(), wanted, &ByDestination::default())
+        };
+        assert!(changes("0.0.0.0:80", 1));
+        assert!(!changes("0.0.0.0:80", 1) && !changes("0.0.0.0:80", 2));
+        assert!(!changes("127.0.0.1:81", 1), "not for the network");
+        assert!(changes("0.0.0.0:81", 1));
     }
 
     #[test]

@@ -77,8 +77,9 @@ impl Runner {
     fn listen(&mut self, wanted: &ForAll<Listening>) {
         let (engine, ours) = (&mut self.engine, &self.own);
         let connections = &self.connections;
-        self.listeners.add(engine, ours, wanted.order, connections);
-        self.settle_shared_ports();
+        if self.listeners.add(engine, ours, wanted.order, connections) {
+            self.settle_shared_ports();
+        }
         if wanted.is_followed_by_all() {
             self.channels.report_listening(wanted.order.holder.client);
         }
