@@ -15,6 +15,7 @@ use super::Holder;
 use super::clients::Clients;
 use super::settings::{ByDestination, Share};
 use super::tcp_config;
+use super::tokens::Tokens;
 use crate::registry::ClientId;
 
 /// A request to listen.
@@ -44,11 +45,41 @@ pub(super) struct Target {
 #[derive(Debug)]
 struct Known {
     wanted: Listening,
+    /// The last other program that listens at this address, too (`SO_REUSEPORT`): it takes the
+    /// place of the first when that is gone.
+    heir: Option<Listening>,
     /// By the engine's address.
     listeners: BTreeMap<IpAddr, ListenerId>,
 }
 
 impl Known {
+    /// If the program is gone and another one listens at the address, the listener is that
+    /// program's from now on. True when it has changed hands.
+    fn pass_to_heir(
+        &mut self,
+        (tokens, clients): (&Tokens, &Clients),
+        of_each: &mut BTreeMap<ClientId, usize>,
+    ) -> bool {
+        let before = self.wanted.holder.client;
+        if self.heir.is_none() || tokens.has(before) {
+            return false;
+        }
+        let heir = self.heir.take().filter(|heir| {
+            let client = heir.holder.client;
+            let has_room = of_each
+                .get(&client)
+                .is_none_or(|&of_this| of_this < LISTENERS_OF_ONE_MAX);
+            tokens.has(client) && has_room
+        });
+        let Some(heir) = heir else { return false };
+        clients.listens(heir.holder.client);
+        *of_each.entry(heir.holder.client).or_default() += 1;
+        clients.stops_listening(before);
+        count_off(of_each, before);
+        self.wanted = heir;
+        true
+    }
+
     fn follow(
         &mut self,
         by_id: &mut BTreeMap<ListenerId, SocketAddr>,
@@ -100,6 +131,8 @@ impl Known {
 pub(super) struct Listeners {
     /// The counts of listeners, which other threads read.
     clients: Arc<Clients>,
+    /// Says which programs are gone.
+    tokens: Arc<Tokens>,
     /// The ports on which the engine may listen, if addresses are shared with the host.
     shares: Vec<Share>,
     by_address: BTreeMap<SocketAddr, Known>,
@@ -110,9 +143,10 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    pub(super) fn new(clients: Arc<Clients>) -> Listeners {
+    pub(super) fn new(clients: Arc<Clients>, tokens: Arc<Tokens>) -> Listeners {
         Listeners {
             clients,
+            tokens,
             shares: Vec::new(),
             by_address: BTreeMap::new(),
             by_id: BTreeMap::new(),
@@ -138,8 +172,13 @@ impl Listeners {
     ) -> bool {
         if let Some(known) = self.by_address.get_mut(&wanted.local) {
             let before = known.listeners.len();
-            // The program has set the option since.
-            if known.wanted.holder.client == wanted.holder.client {
+            let is_its = known.wanted.holder.client == wanted.holder.client;
+            let has_followed = !is_its && {
+                known.heir = Some(wanted);
+                known.pass_to_heir((&self.tokens, &self.clients), &mut self.of_each)
+            };
+            if is_its || has_followed {
+                // The program has set the option since.
                 known.wanted.fast_open_pending_max = wanted.fast_open_pending_max;
                 known.follow(&mut self.by_id, engine, ours, &self.shares, connections);
             }
@@ -157,6 +196,7 @@ impl Listeners {
         self.of_each.insert(client, of_this + 1);
         let mut known = Known {
             wanted,
+            heir: None,
             listeners: BTreeMap::new(),
         };
         self.clients.listens(client);
@@ -182,12 +222,15 @@ impl Listeners {
         })
     }
 
-    /// Stops listening for programs that no longer listen.
+    /// Stops listening for programs that no longer listen. True when a listener of a program that
+    /// is gone is another program's now.
     pub(super) fn retain_living(
         &mut self,
         engine: &mut Engine,
         is_there: impl Fn(SocketAddr) -> bool,
-    ) {
+    ) -> bool {
+        let mut has_passed = false;
+        let tokens = &self.tokens;
         let (by_id, of_each, clients) = (&mut self.by_id, &mut self.of_each, &self.clients);
         self.by_address.retain(|&address, known| {
             let lives = is_there(address);
@@ -198,15 +241,13 @@ impl Listeners {
                 }
                 let client = known.wanted.holder.client;
                 clients.stops_listening(client);
-                if let Entry::Occupied(mut count) = of_each.entry(client) {
-                    *count.get_mut() -= 1;
-                    if *count.get() == 0 {
-                        count.remove();
-                    }
-                }
+                count_off(of_each, client);
+            } else {
+                has_passed |= known.pass_to_heir((tokens, clients), of_each);
             }
             lives
         });
+        has_passed
     }
 
     /// Where the engine listens.
@@ -249,6 +290,15 @@ impl Listening {
             ip => ip,
         };
         SocketAddr::new(target, self.local.port())
+    }
+}
+
+fn count_off(of_each: &mut BTreeMap<ClientId, usize>, client: ClientId) {
+    if let Entry::Occupied(mut count) = of_each.entry(client) {
+        *count.get_mut() -= 1;
+        if *count.get() == 0 {
+            count.remove();
+        }
     }
 }
 
@@ -309,7 +359,10 @@ mod tests {
     /// Where carriers go, and which of the engine's addresses are listened on, as taken ones cannot
     /// be had twice.
     fn served(local: &str, is_v6_only: bool) -> Option<(String, [bool; 2])> {
-        let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::new(Clients::new(1))));
+        let (mut engine, mut listeners) = (
+            engine(),
+            Listeners::new(Arc::new(Clients::new(1)), Arc::default()),
+        );
         let wanted = wanted(local, is_v6_only);
         let port = wanted.local.port();
         listeners.add(&mut engine, &own(), wanted, &ByDestination::default());
@@ -350,7 +403,10 @@ mod tests {
 
     #[test]
     fn listeners_go_with_their_programs() {
-        let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::new(Clients::new(1))));
+        let (mut engine, mut listeners) = (
+            engine(),
+            Listeners::new(Arc::new(Clients::new(1)), Arc::default()),
+        );
         for local in ["0.0.0.0:80", "0.0.0.0:81", "0.0.0.0:80"] {
             listeners.add(
                 &mut engine,
@@ -371,11 +427,50 @@ mod tests {
         assert!(free.is_ok(), "the engine stopped listening, too");
     }
 
+    /// A server that is upgraded listens beside its predecessor before that ends.
+    #[test]
+    fn listener_of_a_program_that_is_gone_is_its_heirs() {
+        let (clients, tokens) = (Arc::new(Clients::new(1)), Arc::new(Tokens::default()));
+        let (mut engine, mut listeners) = (engine(), Listeners::new(clients, tokens.clone()));
+        let mut add = |listeners: &mut Listeners, client| {
+            let mut wanted = wanted("0.0.0.0:80", false);
+            wanted.holder.client = ClientId(client);
+            tokens.give(wanted.holder).expect("random numbers");
+            listeners.add(&mut engine, &own(), wanted, &ByDestination::default());
+        };
+        let holder = |listeners: &Listeners| {
+            let id = listeners.by_id.keys().next().expect("one");
+            let holder = listeners.target(*id).expect("it has one").holder;
+            assert_eq!(listeners.of_each, BTreeMap::from([(holder.client, 1)]));
+            holder.client.0
+        };
+        for client in [1, 2, 3] {
+            add(&mut listeners, client);
+        }
+        assert!(!listeners.retain_living(&mut self::engine(), |_| true));
+        assert_eq!(holder(&listeners), 1);
+        tokens.take_back(ClientId(1));
+        assert!(listeners.retain_living(&mut self::engine(), |_| true));
+        assert_eq!(holder(&listeners), 3);
+        // Its predecessor may have ended before it listens.
+        tokens.take_back(ClientId(3));
+        assert!(!listeners.retain_living(&mut self::engine(), |_| true));
+        add(&mut listeners, 4);
+        assert_eq!(holder(&listeners), 4);
+        // Nobody is left.
+        tokens.take_back(ClientId(4));
+        listeners.retain_living(&mut self::engine(), |_| false);
+        assert!(listeners.of_each.is_empty() && listeners.is_empty());
+    }
+
     /// A program may send the same request again and again. Only a change is worth a look at all
     /// ports.
     #[test]
     fn listener_that_is_known_changes_nothing() {
-        let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::new(Clients::new(1))));
+        let (mut engine, mut listeners) = (
+            engine(),
+            Listeners::new(Arc::new(Clients::new(1)), Arc::default()),
+        );
         let mut changes = |local: &str, client| {
             let mut wanted = wanted(local, false);
             wanted.holder.client = ClientId(client);
@@ -389,7 +484,10 @@ mod tests {
 
     #[test]
     fn listeners_of_one_program_are_bounded_and_leave_room_for_others() {
-        let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::new(Clients::new(1))));
+        let (mut engine, mut listeners) = (
+            engine(),
+            Listeners::new(Arc::new(Clients::new(1)), Arc::default()),
+        );
         let mut add = |listeners: &mut Listeners, client, port: usize| {
             let mut wanted = wanted(&format!("0.0.0.0:{port}"), false);
             wanted.holder.client = ClientId(client);

@@ -154,7 +154,7 @@ impl Runner {
             quota: settings.quota,
             memory_bytes: settings.memory_bytes,
             connections: settings.connections.clone(),
-            listeners: Listeners::new(common.clients.clone()),
+            listeners: Listeners::new(common.clients.clone(), common.tokens.clone()),
             common,
             passed_on: PassedOn::new(inbox.door()),
             inbox,

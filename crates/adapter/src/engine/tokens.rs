@@ -50,6 +50,11 @@ impl Tokens {
         }
     }
 
+    /// Whether a client has a token, and is not gone.
+    pub(super) fn has(&self, client: ClientId) -> bool {
+        self.book().by_client.contains_key(&client)
+    }
+
     /// The holder of a token.
     pub(super) fn holder(&self, token: ClientToken) -> Option<Holder> {
         self.book().holders.get(&token).copied()
@@ -84,6 +89,7 @@ mod tests {
         tokens.take_back(ClientId(1));
         tokens.take_back(ClientId(1));
         assert_eq!(tokens.holder(one), None);
+        assert!(!tokens.has(ClientId(1)) && tokens.has(ClientId(2)));
         assert_eq!(tokens.holder(other), Some(holder(2)));
         assert_ne!(tokens.give(holder(1)).expect("random numbers"), one);
     }

@@ -179,7 +179,11 @@ impl Runner {
         }
         let living = proc::listening();
         let is_there = |address| living.contains(&address);
-        self.listeners.retain_living(&mut self.engine, is_there);
+        let has_passed = self.listeners.retain_living(&mut self.engine, is_there);
+        if has_passed {
+            let (ours, connections) = (&self.own, &self.connections);
+            self.listeners.follow(&mut self.engine, ours, connections);
+        }
         self.settle_shared_ports();
         self.look_at_listeners_after = Clock::now() + 7 * began.elapsed();
     }
