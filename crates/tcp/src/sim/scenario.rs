@@ -424,7 +424,12 @@ impl Scenario {
     /// One transfer from host 0 to host 1 on a LAN of 100 Mbit/s with an outage from one time to
     /// another.
     #[must_use]
-    pub fn outage(seed: u64, outage: (Duration, Duration), duration: Duration) -> Self {
+    pub fn outage(
+        seed: u64,
+        congestion: CongestionControl,
+        outage: (Duration, Duration),
+        duration: Duration,
+    ) -> Self {
         let link = Impairments {
             delay: Duration::from_micros(100),
             bytes_per_ms: 12_500,
@@ -432,7 +437,7 @@ impl Scenario {
             partition: outage,
             ..Impairments::default()
         };
-        let mut scenario = Self::bottleneck(seed, CongestionControl::Cubic, 1, duration);
+        let mut scenario = Self::bottleneck(seed, congestion, 1, duration);
         scenario.impairments = vec![link, link];
         scenario
     }
