@@ -202,6 +202,36 @@ fn what_a_full_ring_cannot_take_is_counted() {
 }
 
 #[test]
+fn what_the_kernel_has_no_memory_for_is_counted() {
+    with_veth(|| {
+        const COUNT: u64 = 2_000;
+        let (from, mut to) = (open(0), open(1));
+        let (sent, header) = large_segment();
+        let parts = [(sent.as_ptr(), sent.len())];
+        for _ in 0..COUNT {
+            // SAFETY: borrowed.
+            assert!(unsafe { from.send_raw(header, &parts) }.expect("the interface is up"));
+        }
+        let (mut whole, mut lost) = (0, to.take_lost());
+        let mut got = vec![0u8; sent.len()];
+        while whole + lost < COUNT {
+            await_frame(&to);
+            if to.peek().expect("it is there").is_kept {
+                let room = [(got.as_mut_ptr(), got.len())];
+                // SAFETY: ours.
+                assert_eq!(unsafe { to.receive_raw(&room) }, Some(sent.len()));
+                whole += 1;
+            } else {
+                to.release_lost();
+            }
+            lost += to.take_lost();
+        }
+        assert!(whole > 0 && lost > 0, "{whole} and {lost}");
+        assert!(to.peek().is_none());
+    });
+}
+
+#[test]
 fn frames_for_others_are_not_seen_and_interfaces_come_and_go() {
     with_veth(|| {
         let (from, to) = (open(0), open(1));

@@ -154,8 +154,8 @@ impl FrameReceiver {
             return true;
         }
         if !arrival.is_kept {
-            // The frame counts as lost on the way: the kernel had no memory for it.
-            socket.release();
+            // The kernel had no memory for it.
+            socket.release_lost();
             return true;
         }
         let expected = may

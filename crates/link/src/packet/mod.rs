@@ -112,6 +112,8 @@ pub struct PacketSocket {
     sender: Option<OwnedFd>,
     interface: u32,
     mac: [u8; 6],
+    /// Frames since the last report whose beginning was in a slot, and whose rest was lost.
+    cut: u64,
 }
 
 impl PacketSocket {
@@ -148,6 +150,7 @@ impl PacketSocket {
             sender,
             interface: interface.index.cast_unsigned(),
             mac: options.mac.unwrap_or(interface.mac),
+            cut: 0,
         })
     }
 
@@ -199,6 +202,16 @@ impl PacketSocket {
         self.queue.ring.release();
     }
 
+    /// Gives the oldest frame's slot back. The frame was not complete there, and the kernel has not
+    /// kept it ([`Arrival::is_kept`]): it counts as lost.
+    ///
+    /// # Panics
+    /// When no frame waits.
+    pub fn release_lost(&mut self) {
+        self.cut += 1;
+        self.release();
+    }
+
     /// Takes the oldest frame, which is not complete in its slot (see [`PacketSocket::peek`]), into
     /// several pieces one after the other (at most [`PARTS_MAX`]), and gives its slot back. Another
     /// process may be reading this memory. Returns the frame's length, or `None` when the kernel
@@ -211,19 +224,10 @@ impl PacketSocket {
     /// Each part names writable memory of its length that no reference covers.
     pub unsafe fn receive_raw(&mut self, parts: &[(*mut u8, usize)]) -> Option<usize> {
         self.queue.ring.release();
-        // A read reports an interface's error once, and then takes no frame. Without another read,
-        // all later reads would return the frame before the one that the slot announces.
-        for _ in 0..READS_MAX {
-            // SAFETY: the caller's promise.
-            let read = unsafe { read_frame(&self.queue.socket, parts) };
-            match unless_blocked(read.and_then(|(count, _)| frame_length(count))) {
-                Ok(length) => return length,
-                // The kernel drops the frame with this error.
-                Err(error) if error.raw_os_error() == Some(libc::EFAULT) => return None,
-                Err(_) => {}
-            }
-        }
-        None
+        // SAFETY: the caller's promise.
+        let length = unsafe { self.queue.read(parts) };
+        self.cut += u64::from(length.is_none());
+        length
     }
 
     /// Gives the interface a frame: the concatenation of `parts` (at most [`PARTS_MAX`]). Another
@@ -281,13 +285,14 @@ impl PacketSocket {
         self.interface
     }
 
-    /// Frames lost since the last call because a ring was full.
+    /// Frames lost since the last call, because a ring was full or the kernel had no memory for a
+    /// frame that is larger than a slot.
     #[must_use]
-    pub fn take_lost(&self) -> u64 {
+    pub fn take_lost(&mut self) -> u64 {
         let lost = self.queues().map(|queue| {
             packet_statistics(queue).map_or(0, |statistics| u64::from(statistics.tp_drops))
         });
-        lost.sum()
+        lost.sum::<u64>() + std::mem::take(&mut self.cut)
     }
 
     /// The sockets for `poll`: each is readable when a frame waits in its ring.
@@ -351,6 +356,26 @@ impl Queue {
                 .map_err(refused("to give each its connections"))?;
         }
         Ok(Queue { socket, ring })
+    }
+
+    /// Reads the next frame that is not complete in its slot. `None` when it is lost.
+    ///
+    /// # Safety
+    /// As for [`PacketSocket::receive_raw`].
+    unsafe fn read(&self, parts: &[(*mut u8, usize)]) -> Option<usize> {
+        // A read reports an interface's error once, and then takes no frame. Without another read,
+        // all later reads would return the frame before the one that the slot announces.
+        for _ in 0..READS_MAX {
+            // SAFETY: the caller's promise.
+            let read = unsafe { read_frame(&self.socket, parts) };
+            match unless_blocked(read.and_then(|(count, _)| frame_length(count))) {
+                Ok(length) => return length,
+                // The kernel drops the frame with this error.
+                Err(error) if error.raw_os_error() == Some(libc::EFAULT) => return None,
+                Err(_) => {}
+            }
+        }
+        None
     }
 }
 
