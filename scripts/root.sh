@@ -9,6 +9,10 @@ root=$1
 shift
 packages=$*
 done=$root/.done
+# One makes the system at a time. Others wait, and find it made.
+mkdir -p "$(dirname "$root")"
+exec 9>"$root.lock"
+flock 9
 [ "$(cat "$done" 2>/dev/null)" != "with $packages" ] || exit 0
 
 # The mirror that this host itself uses.

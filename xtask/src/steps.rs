@@ -10,12 +10,14 @@
 //! [`UNSTEADY_MAX`] of them in a step are failures.
 //!
 //! Some steps only compute: compilers, model checkers. They run *beside* the others, on processor
-//! time that nobody else wants ([`Steps::run_beside`]).
+//! time that nobody else wants ([`Steps::run_beside`]). Other steps mostly wait. They run in
+//! *lanes*: the lanes run side by side, and the steps of a lane one after the other
+//! ([`Steps::run_lanes`]).
 
 mod failures;
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
@@ -32,13 +34,67 @@ const UNSTEADY_MAX: usize = 3;
 /// The number of last lines that are shown again for a step that failed without the name of a test.
 const LAST_LINES: usize = 10;
 
+/// Steps that run one after the other, beside other lanes.
+pub(crate) type Lane<'a> = Box<dyn FnOnce(&mut Steps) + Send + 'a>;
+
 /// The results of a run of steps so far.
 #[derive(Debug)]
 pub(crate) struct Steps {
     begun: Instant,
+    shown: Shown,
+    /// Whether other steps run at the same time.
+    is_lane: bool,
     done: Vec<Step>,
     /// The steps that run beside the others.
     beside: Vec<JoinHandle<Vec<Step>>>,
+}
+
+/// The place of the steps' output.
+#[derive(Debug)]
+enum Shown {
+    /// Our own output, as it arrives.
+    Now,
+    /// The steps of a lane: each output is kept until its step has ended.
+    AtEnd(Vec<u8>),
+    /// For tests, whose output is read as the results of tests itself.
+    #[cfg(test)]
+    Nowhere,
+}
+
+impl Shown {
+    /// The place for the output of the lane with this number.
+    fn of_lane(&self, number: usize) -> Shown {
+        match self {
+            #[cfg(test)]
+            Shown::Nowhere => Shown::Nowhere,
+            _ if number == 0 => Shown::Now,
+            _ => Shown::AtEnd(Vec::new()),
+        }
+    }
+}
+
+impl Write for Shown {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Shown::Now => io::stdout().write(bytes),
+            Shown::AtEnd(kept) => kept.write(bytes),
+            #[cfg(test)]
+            Shown::Nowhere => Ok(bytes.len()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Shown::Now => io::stdout().flush(),
+            Shown::AtEnd(kept) => {
+                let shown = io::stdout().lock().write_all(kept);
+                kept.clear();
+                shown
+            }
+            #[cfg(test)]
+            Shown::Nowhere => Ok(()),
+        }
+    }
 }
 
 /// A finished step.
@@ -54,6 +110,8 @@ struct Step {
     unsteady: Vec<Failure>,
     /// Its last lines.
     last: VecDeque<String>,
+    /// Runs its failed tests once more, if that may help.
+    again: Option<Command>,
 }
 
 /// A test program of a step.
@@ -89,6 +147,8 @@ impl Default for Steps {
     fn default() -> Steps {
         Steps {
             begun: Instant::now(),
+            shown: Shown::Now,
+            is_lane: false,
             done: Vec::new(),
             beside: Vec::new(),
         }
@@ -98,10 +158,17 @@ impl Default for Steps {
 impl Steps {
     /// Runs `command` from the top of the tree and passes its output on.
     pub(crate) fn run(&mut self, name: &'static str, command: &mut Command) {
-        println!("\n==> {name}: {}", words(command));
+        self.say(&format!("\n==> {name}: {}", words(command)));
         let started = Instant::now();
-        let (seen, success) = watch(command);
+        let (seen, success) = watch(command, &mut self.shown);
+        let _ = self.shown.flush();
         self.done.push(seen.step(name, started, success));
+    }
+
+    /// Writes a line to the output.
+    fn say(&mut self, line: &str) {
+        // A reader of ours that has gone away must not stop the step.
+        let _ = writeln!(self.shown, "{line}");
     }
 
     /// Runs commands one after the other beside the steps that follow, until [`Steps::join`]. They
@@ -131,6 +198,33 @@ impl Steps {
         }
     }
 
+    /// Runs lanes side by side. The output of the first is shown as it arrives, that of each other
+    /// step when the step has ended. Failed tests run once more when all lanes have ended, so that
+    /// they are alone then.
+    pub(crate) fn run_lanes(&mut self, lanes: Vec<Lane>) {
+        let place = &self.shown;
+        let run = |(number, lane): (usize, Lane)| {
+            let mut steps = Steps {
+                shown: place.of_lane(number),
+                is_lane: true,
+                ..Steps::default()
+            };
+            lane(&mut steps);
+            steps.done
+        };
+        let done: Vec<Vec<Step>> = std::thread::scope(|scope| {
+            let lanes = lanes.into_iter().enumerate();
+            let run = |lane| scope.spawn(move || run(lane));
+            let threads: Vec<_> = lanes.map(run).collect();
+            let ends = threads.into_iter().map(|thread| thread.join());
+            ends.map(|end| end.expect("it does not panic")).collect()
+        });
+        for mut step in done.into_iter().flatten() {
+            step.run_again(&mut self.shown);
+            self.done.push(step);
+        }
+    }
+
     /// Runs the tests of a `cargo test` command, with options for the test programs. Failed tests
     /// run once more, one at a time.
     pub(crate) fn run_tests(
@@ -150,21 +244,15 @@ impl Steps {
         let mut alone = cargo_test();
         alone.env("RUST_TEST_THREADS", "1").args(["--", "--exact"]);
         alone.args(step.failures.iter().map(|failure| &failure.test));
-        println!("\n==> {name}, what failed, once more: {}", words(&alone));
-        let started = Instant::now();
-        let (again, success) = watch(&mut alone);
-        step.took += started.elapsed();
-        let counts = again.outcome(success);
-        // Each failed test has run again, and no program died without a test's name.
-        let are_named = counts.failed == again.failures.found.len() as u64;
-        if are_named && counts.skipped == 0 && counts.passed + counts.failed >= failed as u64 {
-            step.passed_alone(&again.failures);
+        step.again = Some(alone);
+        if !self.is_lane {
+            step.run_again(&mut self.shown);
         }
     }
 
     /// Runs a check of our own, which prints its findings.
     pub(crate) fn check(&mut self, name: &'static str, check: impl FnOnce() -> bool) {
-        println!("\n==> {name}");
+        self.say(&format!("\n==> {name}"));
         let started = Instant::now();
         let success = check();
         self.done.push(Seen::default().step(name, started, success));
@@ -172,7 +260,8 @@ impl Steps {
 
     /// Records, with a message, that something was not run.
     pub(crate) fn skip(&mut self, name: &'static str, reason: &str) {
-        println!("\n==> {name}\nSKIPPED: {name}: {reason}");
+        self.say(&format!("\n==> {name}\nSKIPPED: {name}: {reason}"));
+        let _ = self.shown.flush();
         self.done.push(Step {
             name,
             took: Duration::ZERO,
@@ -188,6 +277,7 @@ impl Steps {
             failures: Vec::new(),
             unsteady: Vec::new(),
             last: VecDeque::new(),
+            again: None,
         });
     }
 
@@ -274,6 +364,25 @@ impl Step {
         }
     }
 
+    /// Runs its failed tests once more, if there is a command for that.
+    fn run_again(&mut self, shown: &mut Shown) {
+        let Some(mut alone) = self.again.take() else {
+            return;
+        };
+        let title = format!("\n==> {}, what failed, once more: ", self.name);
+        let _ = writeln!(shown, "{title}{}", words(&alone));
+        let started = Instant::now();
+        let (again, success) = watch(&mut alone, shown);
+        self.took += started.elapsed();
+        let counts = again.outcome(success);
+        let failed = self.failures.len() as u64;
+        // Each failed test has run again, and no program died without a test's name.
+        let are_named = counts.failed == again.failures.found.len() as u64;
+        if are_named && counts.skipped == 0 && counts.passed + counts.failed >= failed {
+            self.passed_alone(&again.failures);
+        }
+    }
+
     /// The failed tests were run once more, alone. Those that are not in `again` passed.
     fn passed_alone(&mut self, again: &Failures) {
         let fails = |failure: &Failure| again.found.iter().any(|one| one.test == failure.test);
@@ -291,15 +400,11 @@ impl Step {
     }
 }
 
-/// Runs a command from the top of the tree, prints its output and examines it; true when the
+/// Runs a command from the top of the tree, shows its output and examines it; true when the
 /// command succeeded.
-fn watch(command: &mut Command) -> (Seen, bool) {
+fn watch(command: &mut Command, shown: &mut Shown) -> (Seen, bool) {
     let mut seen = Seen::default();
-    let success = tee(
-        command.current_dir(root()),
-        &mut std::io::stdout(),
-        &mut seen,
-    );
+    let success = tee(command.current_dir(root()), shown, &mut seen);
     (seen, success)
 }
 
@@ -358,6 +463,7 @@ impl Seen {
             failures: self.failures.found,
             unsteady: Vec::new(),
             last: self.last,
+            again: None,
         }
     }
 
@@ -627,6 +733,72 @@ mod tests {
         assert_eq!(names, ["toehold_copy: unit tests", "fork"]);
         assert_eq!(seen.parts[1].counts, counts(1, 1, 0));
         assert_eq!(seen.parts[1].seconds, 9.0);
+    }
+
+    /// A shell's command. `sh` ignores the arguments that are added to it.
+    fn shell(script: &str, folder: &std::path::Path) -> Command {
+        let mut command = Command::new("sh");
+        let script = format!("cd {}\n{script}", folder.display());
+        command.args(["-c", &script, "sh"]);
+        command
+    }
+
+    #[test]
+    fn lanes_run_side_by_side_and_stand_one_after_the_other_in_the_table() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path();
+        // Each waits for the other.
+        let meet = |mine: &str, other: &str| {
+            let wait = format!("until [ -e {other} ]; do sleep 0.01; done");
+            shell(&format!("touch {mine}; {wait}"), folder)
+        };
+        let mut steps = Steps {
+            shown: Shown::Nowhere,
+            ..Steps::default()
+        };
+        steps.run_lanes(vec![
+            Box::new(|lane| {
+                lane.run("one", &mut meet("a", "b"));
+                lane.run("last of one", &mut shell("exit 1", folder));
+            }),
+            Box::new(|lane| lane.run("other", &mut meet("b", "a"))),
+        ]);
+        let results = steps.done.iter().map(|step| (step.name, step.counts));
+        let expected = [
+            ("one", counts(1, 0, 0)),
+            ("last of one", counts(0, 1, 0)),
+            ("other", counts(1, 0, 0)),
+        ];
+        assert_eq!(results.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn failed_tests_of_a_lane_run_once_more_when_all_lanes_have_ended() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path();
+        // `worker` fails while the other lane runs.
+        let tests = "touch begun\n\
+             if [ -e ended ]; then\n\
+                 echo 'test result: ok. 1 passed; 0 failed; 0 ignored'\n\
+             else\n\
+                 printf 'failures:\\n\\n---- worker stdout ----\\nlate\\n\\nfailures:\\n'\n\
+                 printf '    worker\\n\\n'\n\
+                 echo 'test result: FAILED. 1 passed; 1 failed; 0 ignored'\n\
+                 touch failed\n\
+                 exit 1\n\
+             fi";
+        let other = "until [ -e failed ]; do sleep 0.01; done; sleep 0.1; touch ended";
+        let mut steps = Steps {
+            shown: Shown::Nowhere,
+            ..Steps::default()
+        };
+        steps.run_lanes(vec![
+            Box::new(|lane| lane.run_tests("tests", || shell(tests, folder), &[])),
+            Box::new(|lane| lane.run("other", &mut shell(other, folder))),
+        ]);
+        assert_eq!(steps.done[0].counts, counts(2, 0, 0));
+        assert_eq!(steps.done[0].unsteady.len(), 1);
+        assert!(steps.done[0].failures.is_empty());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The steps of each command, their order and their options.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,7 +31,32 @@ pub(crate) fn check() -> bool {
 pub(crate) fn test() -> bool {
     let mut steps = Steps::default();
     steps.run_beside(computations());
-    add_checks(&mut steps);
+    add_quick_checks(&mut steps);
+    // Both lanes take about the same time. Most of their tests wait for programs and timers, and
+    // each is in network namespaces and folders of its own. Compilers wait, too: for the one crate
+    // that all others need.
+    steps.run_lanes(vec![
+        Box::new(|lane| {
+            add_tests(lane);
+            add_interoperability(lane, None);
+            packetdrill::add(lane);
+            add_e2e(lane, "end to end", &all_but_offload());
+            add_everything_express(lane);
+        }),
+        Box::new(|lane| {
+            add_sim(lane);
+            add_suites(lane);
+            add_e2e(lane, "offload", &["--test", OFFLOAD]);
+            add_offload(lane);
+            add_package(lane);
+            add_tour(lane);
+        }),
+    ]);
+    steps.conclude()
+}
+
+/// All tests but the end-to-end tests.
+fn add_tests(steps: &mut Steps) {
     steps.run_tests(
         "tests",
         || {
@@ -52,17 +78,7 @@ pub(crate) fn test() -> bool {
             "--no-default-features",
         ]),
     );
-    add_devices(&mut steps);
-    add_sim(&mut steps);
-    add_interoperability(&mut steps, None);
-    packetdrill::add(&mut steps);
-    add_suites(&mut steps);
-    add_e2e(&mut steps, None);
-    add_everything_express(&mut steps);
-    add_package(&mut steps);
-    add_tour(&mut steps);
-    add_offload(&mut steps);
-    steps.conclude()
+    add_devices(steps);
 }
 
 /// The loom models alone.
@@ -229,7 +245,8 @@ pub(crate) fn interoperability(filter: Option<&str>) -> bool {
 /// The end-to-end tests.
 pub(crate) fn e2e(filter: Option<&str>) -> bool {
     let mut steps = Steps::default();
-    add_e2e(&mut steps, filter);
+    let filter: Vec<&str> = filter.into_iter().collect();
+    add_e2e(&mut steps, "end to end", &filter);
     steps.conclude()
 }
 
@@ -276,25 +293,28 @@ fn computations() -> Vec<(&'static str, Command)> {
     let this = std::env::current_exe().expect("a running program has a path");
     let mut system = Command::new(this);
     system.args(["tour", "--prepare"]);
-    let mut commands = vec![("tour: its Debian", system)];
+    let mut lints = clippy();
+    // A separate directory: two commands of cargo's never compile in one directory at a time.
+    lints.env("CARGO_TARGET_DIR", target().join("clippy"));
+    let mut commands = vec![("tour: its Debian", system), ("clippy", lints)];
     commands.extend(models());
     commands
 }
 
 fn add_checks(steps: &mut Steps) {
+    steps.run("clippy", &mut clippy());
+    add_quick_checks(steps);
+}
+
+fn clippy() -> Command {
+    let mut command = cargo();
+    command.args(["clippy", "--workspace", "--all-targets", "--quiet"]);
+    command.args(["--", "-D", "warnings"]);
+    command
+}
+
+fn add_quick_checks(steps: &mut Steps) {
     steps.run("format", cargo().args(["fmt", "--all", "--check"]));
-    steps.run(
-        "clippy",
-        cargo().args([
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--quiet",
-            "--",
-            "-D",
-            "warnings",
-        ]),
-    );
     // Alone, so that no other package adds features: both must do without the standard library.
     steps.run(
         "stream: no std",
@@ -373,13 +393,42 @@ fn add_interoperability(steps: &mut Steps, filter: Option<&str>) {
     steps.run("interoperability", &mut command);
 }
 
-fn add_e2e(steps: &mut Steps, filter: Option<&str>) {
+/// The test program of the offload path. It takes longest, and has a step of its own.
+const OFFLOAD: &str = "offload";
+
+/// Runs the end-to-end tests that `arguments` of `cargo test` choose.
+fn add_e2e(steps: &mut Steps, name: &'static str, arguments: &[impl AsRef<OsStr>]) {
     let command = || {
         let mut command = end_to_end();
-        command.args(filter);
+        command.args(arguments);
         command
     };
-    steps.run_tests("end to end", command, &[]);
+    steps.run_tests(name, command, &[]);
+}
+
+/// Arguments of `cargo test` for all end-to-end tests but those of [`OFFLOAD`].
+fn all_but_offload() -> Vec<String> {
+    // The library and the programs under test have tests, too.
+    let mut arguments = vec!["--lib".to_owned(), "--bins".to_owned()];
+    let programs = test_programs(&root().join("tests/tests"));
+    for program in programs.into_iter().filter(|program| program != OFFLOAD) {
+        arguments.extend(["--test".to_owned(), program]);
+    }
+    arguments
+}
+
+/// The names of the test programs whose sources are in a folder.
+fn test_programs(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_program = |path: &PathBuf| {
+        path.extension().is_some_and(|extension| extension == "rs")
+            || path.join("main.rs").is_file()
+    };
+    let paths = entries.map(|entry| entry.path()).filter(is_program);
+    let name = |path: PathBuf| Some(path.file_stem()?.to_str()?.to_owned());
+    let mut names: Vec<String> = paths.filter_map(name).collect();
+    names.sort();
+    names
 }
 
 /// Runs the groups of the semantics suite again, with every connection on a used carrier.
@@ -589,6 +638,21 @@ fn fuzz_targets(manifest: &str) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn test_programs_are_files_and_folders_with_a_main_file() {
+        let programs = test_programs(&root().join("tests/tests"));
+        let has = |name: &str| programs.iter().any(|program| program == name);
+        assert!(has("semantics") && has(OFFLOAD) && has("freestanding"));
+        // A folder of that name has C sources, and the program is a file beside it.
+        assert_eq!(
+            programs
+                .iter()
+                .filter(|name| *name == "freestanding")
+                .count(),
+            1
+        );
+    }
 
     #[test]
     fn fuzz_targets_are_those_of_the_manifest() {
