@@ -90,6 +90,49 @@ def silent_server(port):
         kept.append(sock.accept()[0])
 
 
+def deaf_server(port):
+    """Listens, and accepts nobody."""
+    kept = listener(int(port))
+    while kept:
+        signal.pause()
+
+
+def idle_reader(port, rounds, count):
+    """Answers `rounds` messages, reads `count` bytes, and then reads nothing more."""
+    conn, _ = listener(int(port)).accept()
+    for _ in range(int(rounds)):
+        conn.sendall(conn.recv(100, socket.MSG_WAITALL))
+    left = int(count)
+    while left > 0:
+        left -= len(conn.recv(min(left, 1 << 16)))
+    while conn:
+        signal.pause()
+
+
+def pusher(host, port, rounds="0", count="0"):
+    """Sends to an idle reader until its window is closed. Prints the number of bytes that are
+    acknowledged but not read."""
+    sock = socket.create_connection((host, int(port)), timeout=30)
+    for _ in range(int(rounds)):
+        sock.sendall(b"x" * 100)
+        assert sock.recv(100, socket.MSG_WAITALL) == b"x" * 100
+    sock.sendall(bytes(int(count)))
+    sock.setblocking(False)
+    part = bytes(1 << 16)
+    backoff = 0
+    # Linux probes a closed window, each time after twice the last time.
+    while backoff < 3:
+        try:
+            sock.send(part)
+        except BlockingIOError:
+            time.sleep(0.02)
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+        backoff = info[4]
+    # The SYN counts as a byte here.
+    acknowledged = struct.unpack_from("<Q", info, 120)[0] - 1
+    print("unread", acknowledged - 100 * int(rounds) - int(count), flush=True)
+
+
 def raise_descriptors():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

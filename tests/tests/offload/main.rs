@@ -20,6 +20,7 @@ mod short;
 mod short_opens;
 mod stage;
 mod threads;
+mod unread;
 mod xdp;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
