@@ -165,6 +165,10 @@ pub(crate) const CASES: &[Case] = &[
         moving::between_instances,
     ),
     Case::pair(
+        "registration_armed_for_nothing_yet_wakes_nobody",
+        moving::armed_beside_a_sleeper,
+    ),
+    Case::pair(
         "spent_one_shot_of_another_instance_is_not_woken",
         moving::beside_a_spent_one_shot,
     ),

@@ -5,12 +5,14 @@ use core::sync::atomic::Ordering;
 use libc::{
     EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLWAKEUP, epoll_event,
 };
+use toehold_channel::sync::fence;
 use toehold_channel::table::{Mode, Reason};
 
 use crate::connection::closing;
 use crate::connection::{self, Connection};
 use crate::epoll::early::control_early;
 use crate::epoll::first_wait;
+use crate::epoll::harvest::has_news;
 use crate::epoll::instance::{Epoll, MEMBERS_SEQ_CST, ONCE_KNOWN, ONCE_ORDINARY, epoll};
 use crate::epoll::kernel_registrations::{kick, modify_kernels};
 use crate::epoll::lists::push_news;
@@ -288,7 +290,6 @@ impl InKernel {
             let _held = epoll.lock.lock();
             one.set(armed(event.events), event.u64);
             one.rearm();
-            push_news(epoll, n);
         }
         end_quiet(epoll, connection, one, n);
         show(epoll, connection, one, n);
@@ -339,14 +340,23 @@ fn take_back(
         one.rearm();
         epoll.ours.fetch_add(1, MEMBERS_SEQ_CST);
         become_ours(epoll, number, connection, one, n);
-        push_news(epoll, n);
     }
     is_parked
 }
 
-/// A member's interest changed, and it is on the ready list: wakes a thread that sleeps already.
-/// Not to be called with the lock held.
+/// A member's interest changed: the next wait looks at the member, and a thread that sleeps already
+/// is woken. Not to be called with the lock held.
 fn show(epoll: &Epoll, connection: &Connection, one: &Registration, n: u32) {
+    // Pairs with the sleeper's steps in `waiting::sleep`, as in `Epoll::show_to_sleepers`.
+    fence(Ordering::SeqCst);
+    if epoll.sleepers.any() && is_marked(connection, one) && !has_news(one) {
+        // The sleepers hear of later news by the ready bitmap.
+        return;
+    }
+    {
+        let _held = epoll.lock.lock();
+        push_news(epoll, n);
+    }
     let wants_room = one.events() & WRITABLE != 0;
     let end = wants_room.then(|| connection.end()).flatten();
     if end.is_some_and(|end| end.tx_mode() != Mode::Ring) {
@@ -355,4 +365,14 @@ fn show(epoll: &Epoll, connection: &Connection, one: &Registration, n: u32) {
     } else {
         epoll.show_to_sleepers(n, one.carrier());
     }
+}
+
+/// True when a ready bitmap tells of everything that the program waits for. Nothing of that comes
+/// by the carrier, whose edges the kernel may have reported before.
+fn is_marked(connection: &Connection, one: &Registration) -> bool {
+    one.state() == State::InBitmap
+        && connection.end().is_some_and(|end| {
+            let wants_room = one.events() & WRITABLE != 0;
+            end.rx_mode() == Mode::Ring && (!wants_room || end.tx_mode() == Mode::Ring)
+        })
 }

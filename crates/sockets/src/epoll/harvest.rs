@@ -104,7 +104,7 @@ impl Epoll {
         }
         let mut n = self.polled.load(Ordering::Relaxed);
         while let Some(one) = registration(n) {
-            if one.on_ready.load(Ordering::Relaxed) == 0 && polled_has_news(one) {
+            if one.on_ready.load(Ordering::Relaxed) == 0 && has_news(one) {
                 push_news(self, n);
             }
             n = one.polled_next.load(Ordering::Relaxed);
@@ -277,7 +277,8 @@ pub(super) fn fetch_lines(batch: &[u32]) {
     }
 }
 
-pub(super) fn polled_has_news(one: &Registration) -> bool {
+/// True when a look at the registration would report something.
+pub(super) fn has_news(one: &Registration) -> bool {
     let Some(connection) = one.behind() else {
         return false;
     };

@@ -154,6 +154,42 @@ pub(super) fn beside_a_spent_one_shot(pair: &Pair) {
     send_all(pair.fd, b".");
 }
 
+/// A thread sleeps while others change its instance's registration, or remove it and put it back.
+/// Nothing has arrived, so the thread is left alone.
+pub(super) fn armed_beside_a_sleeper(pair: &Pair) {
+    const CHANGES: usize = 100;
+    for operation in [MOD, DEL] {
+        if pair.server() {
+            pair.step();
+            send_all(pair.fd, b"!");
+            pair.step();
+            continue;
+        }
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, ADD, pair.fd, IN, 1).value();
+        let sleeper = Sleeper::start(move || {
+            let before = sleeps_so_far();
+            let found = seen(&sys::epoll_wait(epoll, 4, TIME_LIMIT_MS));
+            (found, sleeps_so_far() - before)
+        });
+        for _ in 0..CHANGES {
+            let events = IN | libc::EPOLLONESHOT;
+            sys::epoll_ctl(epoll, operation, pair.fd, events, 2).value();
+            if operation == DEL {
+                sys::epoll_ctl(epoll, ADD, pair.fd, events, 3).value();
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        pair.step();
+        let (found, sleeps) = sleeper.result();
+        pair.say("the sleeper", found);
+        pair.say("it was left alone", sleeps < CHANGES as i64 / 2);
+        receive_all(pair.fd, &mut [0]);
+        sys::close(epoll).value();
+        pair.step();
+    }
+}
+
 /// Answers each byte with a byte, when the client has had time to fall asleep. Returns at a full
 /// stop.
 fn answer_slowly(fd: Fd) {
