@@ -88,14 +88,23 @@ unsafe extern "C" fn _IO_fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     unsafe { fdopen(fd, mode) }
 }
 
-/// libc is about to close the descriptor of `stream` internally.
+/// libc is about to close the descriptor of `stream` internally. True when it is a listener:
+/// [`after_closing`] gets this answer.
 ///
 /// # Safety
 /// The stream is open.
-unsafe fn before_closing(stream: *mut FILE) {
-    if !stream.is_null() {
-        // SAFETY: the caller's promise.
-        api::stream_closes(unsafe { real::fileno(stream) });
+unsafe fn before_closing(stream: *mut FILE) -> bool {
+    if stream.is_null() {
+        return false;
+    }
+    // SAFETY: the caller's promise.
+    api::stream_closes(unsafe { real::fileno(stream) })
+}
+
+#[inline]
+fn after_closing(was_listener: bool) {
+    if was_listener {
+        api::listening_stream_closed();
     }
 }
 
@@ -105,8 +114,10 @@ unsafe fn before_closing(stream: *mut FILE) {
 unsafe extern "C" fn fclose(stream: *mut FILE) -> c_int {
     // SAFETY: passed on with the caller's promises.
     unsafe {
-        before_closing(stream);
-        real::fclose(stream)
+        let was_listener = before_closing(stream);
+        let result = real::fclose(stream);
+        after_closing(was_listener);
+        result
     }
 }
 
@@ -128,10 +139,10 @@ macro_rules! reopens {
         ) -> *mut FILE {
             // SAFETY: passed on with the caller's promises. Without a path the file stays the same.
             unsafe {
-                if !path.is_null() {
-                    before_closing(stream);
-                }
-                real::$name(path, mode, stream)
+                let was_listener = !path.is_null() && before_closing(stream);
+                let reopened = real::$name(path, mode, stream);
+                after_closing(was_listener);
+                reopened
             }
         }
     )*};

@@ -23,6 +23,7 @@ mod flags;
 mod improvised;
 mod interrupts;
 mod kept;
+mod listeners;
 mod many;
 mod processes;
 mod readiness;
@@ -102,6 +103,7 @@ impl Case {
 const GROUPS: &[(&str, &[Case])] = &[
     ("connecting", connecting::CASES),
     ("connecting", fast_open::CASES),
+    ("connecting", listeners::CASES),
     ("transfer", transfer::CASES),
     ("flags", flags::CASES),
     ("faults", faults::CASES),

@@ -67,6 +67,13 @@ impl Stream {
         unsafe { libc::fread(bytes.as_mut_ptr().cast(), 1, bytes.len(), self.0) }
     }
 
+    /// freopen: the stream's descriptor is closed, and the stream gets another file.
+    pub(crate) fn reopen(self, path: &std::ffi::CStr) {
+        // SAFETY: the stream is open, and no code uses it afterwards; both strings end in NUL.
+        let stream = unsafe { libc::freopen(path.as_ptr(), c"r".as_ptr(), self.0) };
+        assert!(!stream.is_null());
+    }
+
     /// From now on each read asks for no more bytes than the program wants.
     pub(crate) fn without_buffer(self) {
         // SAFETY: the stream is open, and was not used before.

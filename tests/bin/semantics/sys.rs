@@ -384,6 +384,16 @@ pub(crate) fn bind_anywhere(fd: Fd, family: c_int) -> Ret {
         .expect("some name is free")
 }
 
+/// Binds `fd` to `port` of the address where the roles can meet.
+pub(crate) fn bind_port(fd: Fd, family: c_int, port: u16) -> Ret {
+    if family != libc::AF_UNIX {
+        return bind(fd, meeting_place(family, port));
+    }
+    let (address, len) = unix_name(port);
+    // SAFETY: `address` is live and `len` bytes of it are initialised.
+    ret(unsafe { libc::bind(fd, ptr::from_ref(&address).cast(), len) })
+}
+
 /// The abstract name of a Unix socket, and its length. The name contains a number that stands for
 /// the port.
 pub(crate) fn unix_name(port: u16) -> (libc::sockaddr_un, libc::socklen_t) {

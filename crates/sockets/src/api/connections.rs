@@ -36,8 +36,17 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
             return 0;
         }
     }
-    if listener::are_any() && is_readable() && unsafe { disconnects(address, len) } {
+    let is_announced = passive_open::is_announced(fd);
+    if (is_announced || listener::are_any())
+        && is_readable()
+        && unsafe { disconnects(address, len) }
+    {
         errno::keep(|| listener::closing(fd));
+        if passive_open::is_ending(fd) {
+            let result = unsafe { real::connect(fd, address, len) };
+            passive_open::stopped_listening();
+            return result;
+        }
     }
     if routing::has_business() && is_readable() {
         match unsafe { active_open::connect(fd, address, len) } {
@@ -415,6 +424,13 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     result
 }
 
+#[cold]
+unsafe fn shut_listener(fd: c_int, how: c_int) -> c_int {
+    let result = unsafe { real::shutdown(fd, how) };
+    passive_open::stopped_listening();
+    result
+}
+
 /// `shutdown(2)`.
 pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
     if let Some(c) = connection::at(fd) {
@@ -425,8 +441,13 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
         // The kernel also shuts a socket that is not connected (inet_shutdown in
         // net/ipv4/af_inet.c). A listener stops listening, unless only its sending half is shut.
         descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true);
-        if listener::are_any() && matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
-            errno::keep(|| listener::closing(fd));
+        if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
+            if listener::are_any() {
+                errno::keep(|| listener::closing(fd));
+            }
+            if passive_open::is_ending(fd) {
+                return unsafe { shut_listener(fd, how) };
+            }
         }
     }
     let result = unsafe { real::shutdown(fd, how) };

@@ -11,7 +11,7 @@ use crate::connection::{self, Connection};
 use crate::connection::{closing, options, resets};
 use crate::direction::switching;
 use crate::express::{carrier_words, listener, published, unread_watch, unseen_waits};
-use crate::offload::{liveness, passive_open, routing};
+use crate::offload::{liveness, passive_open};
 use crate::process::descriptors::{
     self, FRESH_CLOEXEC, FRESH_CUSTOMIZED, FRESH_KEEPALIVE, FRESH_NODELAY, FRESH_NONBLOCK, Kind,
 };
@@ -33,10 +33,10 @@ pub unsafe fn close(fd: c_int) -> c_int {
                 errno::keep(|| listener::closing(fd));
             }
             if descriptors::is_noted(fd) && !process::borrowed_memory() {
-                if routing::is_wanted() && descriptors::is_listener(fd) {
+                errno::keep(|| closing::closing(fd));
+                if passive_open::is_ending(fd) {
                     return unsafe { close_listener(fd) };
                 }
-                errno::keep(|| closing::closing(fd));
             }
         }
         Kind::Own => {
@@ -57,9 +57,8 @@ pub unsafe fn close(fd: c_int) -> c_int {
 
 #[cold]
 unsafe fn close_listener(fd: c_int) -> c_int {
-    descriptors::forget(fd);
     let result = unsafe { real::close(fd) };
-    errno::keep(passive_open::stopped_listening);
+    passive_open::stopped_listening();
     result
 }
 
@@ -91,7 +90,9 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     }
     let mut from = first;
     let mut result = 0;
+    let mut has_listener = false;
     descriptors::for_each_noted(first, last, |fd, kind| match kind {
+        _ if passive_open::is_ending(fd) => has_listener = true,
         Kind::Own => {
             if fd as c_uint > from {
                 result |= unsafe { real::close_range(from, fd as c_uint - 1, flags) };
@@ -102,6 +103,9 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     });
     if from <= last {
         result |= unsafe { real::close_range(from, last, flags) };
+    }
+    if has_listener {
+        passive_open::stopped_listening();
     }
     result
 }
@@ -119,18 +123,24 @@ pub unsafe fn dup(fd: c_int) -> c_int {
 
 /// `dup2(2)`.
 pub unsafe fn dup2(from: c_int, to: c_int) -> c_int {
-    before_replacing(from, to, 0);
+    let is_listener_over = before_replacing(from, to, 0);
     let result = unsafe { real::dup2(from, to) };
     if from == to {
         return result;
+    }
+    if is_listener_over {
+        passive_open::stopped_listening();
     }
     note_duplicate(from, result)
 }
 
 /// `dup3(2)`.
 pub unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    before_replacing(from, to, flags);
+    let is_listener_over = before_replacing(from, to, flags);
     let result = unsafe { real::dup3(from, to, flags) };
+    if is_listener_over {
+        passive_open::stopped_listening();
+    }
     note_duplicate(from, result)
 }
 
@@ -244,14 +254,17 @@ pub fn standard_descriptors_replaced() {
     }
 }
 
-fn before_replacing(from: c_int, to: c_int, flags: c_int) {
+/// Another file is about to take the place of `to`. True when it ends a listener of which the
+/// adapter knows.
+fn before_replacing(from: c_int, to: c_int, flags: c_int) -> bool {
     if to < 3 && descriptors::kind(from) == Kind::Connection && process::borrowed_memory() {
         passing_on(from);
     }
     let is_known = descriptors::kind(to) != Kind::Foreign || descriptors::may_be_replaced(to);
-    let has_uses = is_known || uring::are_any() || listener::are_any();
+    let is_listener = passive_open::is_announced(to);
+    let has_uses = is_known || is_listener || uring::are_any() || listener::are_any();
     if !has_uses || process::borrowed_memory() || !is_going_to_be_replaced(from, to, flags) {
-        return;
+        return false;
     }
     uring::closing(to);
     errno::keep(|| {
@@ -263,6 +276,7 @@ fn before_replacing(from: c_int, to: c_int, flags: c_int) {
             closing::closing_by_program(to);
         }
     });
+    is_listener && passive_open::is_ending(to)
 }
 
 /// True when the kernel will put another file at `to`. It refuses other flags, numbers from the

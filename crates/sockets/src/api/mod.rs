@@ -28,6 +28,8 @@ use toehold_channel::table::{Mode, Reason};
 use crate::connection::closing;
 use crate::connection::{self, Connection};
 use crate::direction::switching;
+use crate::express::listener;
+use crate::offload::passive_open;
 use crate::pairing;
 use crate::process::descriptors::{Kind, is_noted, kind};
 use crate::process::{self, confinement, kept_bytes};
@@ -72,7 +74,10 @@ pub fn stdio_needs_us(fd: c_int) -> bool {
 /// libc is about to close `fd`, the descriptor of one of its streams, without a call of ours. The
 /// number may be used again. (A stream that our calls serve is closed by our calls.)
 #[unsafe(link_section = ".text.startup")]
-pub fn stream_closes(fd: c_int) {
+///
+/// True when [`listening_stream_closed`] must be called afterwards.
+#[must_use]
+pub fn stream_closes(fd: c_int) -> bool {
     if kept_bytes::has_any() && !confinement::is_guest() {
         kept_bytes::closing(fd);
     }
@@ -81,6 +86,15 @@ pub fn stream_closes(fd: c_int) {
     if is_known && !connection::at(fd).is_some_and(has_channel) && !process::borrowed_memory() {
         errno::keep(|| closing::closing(fd));
     }
+    if listener::are_any() {
+        errno::keep(|| listener::closing(fd));
+    }
+    passive_open::is_ending(fd)
+}
+
+/// libc has closed a listener, the descriptor of one of its streams.
+pub fn listening_stream_closed() {
+    passive_open::stopped_listening();
 }
 
 /// True when `fd` is tracked or has kept bytes: calls that libc would make internally must go

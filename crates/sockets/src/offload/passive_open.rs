@@ -13,7 +13,7 @@ use crate::epoll::early;
 use crate::express::unread_watch;
 use crate::offload::{addresses, endings, liveness, questions, routing};
 use crate::process::{self, descriptors};
-use crate::system::sys;
+use crate::system::{errno, sys};
 
 /// The time that each `listen` waits for the engine to listen as well. With a stopped adapter each
 /// `listen` takes this long.
@@ -58,9 +58,26 @@ pub(crate) fn fast_open_set(fd: i32) {
     }
 }
 
-/// A descriptor of a listener was closed.
+/// True when the adapter was told that the program listens at `fd`, and must hear of the end.
+#[inline]
+pub(crate) fn is_announced(fd: i32) -> bool {
+    routing::is_wanted() && descriptors::is_listener(fd)
+}
+
+/// As [`is_announced`], when the listener at `fd` is about to end. The caller then calls
+/// [`stopped_listening`] as soon as it has ended.
+pub(crate) fn is_ending(fd: i32) -> bool {
+    let is_ending = is_announced(fd) && !process::borrowed_memory();
+    if is_ending {
+        descriptors::forget(fd);
+    }
+    is_ending
+}
+
+/// A listener has ended.
+#[cold]
 pub(crate) fn stopped_listening() {
-    adapter::send_message(&Message::new(Kind::Unlisten));
+    errno::keep(|| adapter::send_message(&Message::new(Kind::Unlisten)));
 }
 
 /// The program has accepted a connection. If it comes from the adapter, stores its true addresses

@@ -424,7 +424,8 @@ pub(crate) fn is_noted(fd: i32) -> bool {
 
 /// True when `fd` was noted to listen.
 pub(crate) fn is_listener(fd: i32) -> bool {
-    slot(fd).is_some_and(|slot| slot.load(SLOT_ACQUIRE) == LISTENER)
+    let word = slot(fd).map_or(0, |slot| slot.load(SLOT_ACQUIRE));
+    word >> KIND_SHIFT == 0 && word & LISTENER != 0
 }
 
 /// Every tracked descriptor from `first` to `last`, in order.

@@ -462,10 +462,13 @@ impl Call {
     #[cold]
     fn failed(&self, connection: &Connection, end: &End<'_>, error: i32) -> Result<usize, i32> {
         match error {
-            errno::GOES_BACK => Err(match returning::return_to_kernel(connection) {
-                true => errno::LEFT_CHANNEL,
-                false => libc::ECONNRESET,
-            }),
+            errno::GOES_BACK if returning::return_to_kernel(connection) => Err(errno::LEFT_CHANNEL),
+            errno::GOES_BACK => {
+                // The kernel reports a reset once, and then the end of the stream.
+                let hints = &connection.entry.rx_hints;
+                hints.fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
+                Err(libc::ECONNRESET)
+            }
             // A bad pointer is the call's own error.
             libc::EFAULT if self.done > 0 => Ok(self.done),
             error if self.done > 0 => {

@@ -1,0 +1,205 @@
+//! Listeners that end by other calls than `close`.
+
+use crate::Case;
+use crate::role::{Role, receive_all, send_all, shown};
+use crate::stdio::Stream;
+use crate::sys::{self, Fd};
+
+pub(crate) const CASES: &[Case] = &[
+    Case::roles("listener_that_dup2_replaces_refuses", |role| {
+        ends(role, |listener| {
+            let (read, _write) = sys::pipe();
+            sys::dup2(read, listener).value();
+        });
+    }),
+    Case::roles("listener_that_dup3_replaces_refuses", |role| {
+        ends(role, |listener| {
+            let (read, _write) = sys::pipe();
+            sys::dup3(read, listener, libc::O_CLOEXEC).value();
+        });
+    }),
+    Case::roles("listener_that_is_closed_in_a_range_refuses", |role| {
+        ends(role, |listener| {
+            let fd = listener as u32;
+            // SAFETY: takes no pointers.
+            sys::ret(unsafe { libc::close_range(fd, fd, 0) }).value();
+        });
+    }),
+    Case::roles("listener_that_is_shut_for_reading_refuses", |role| {
+        ends(role, |listener| {
+            sys::shutdown(listener, libc::SHUT_RD).value();
+        });
+    }),
+    Case::roles("listener_that_is_shut_refuses", |role| {
+        ends(role, |listener| {
+            sys::shutdown(listener, libc::SHUT_RDWR).value();
+        });
+    }),
+    Case::roles("listener_that_fclose_closes_refuses", |role| {
+        ends(role, |listener| {
+            assert_eq!(Stream::open(listener, c"r").close(), 0);
+        });
+    }),
+    Case::roles("listener_that_freopen_closes_refuses", |role| {
+        ends(role, |listener| {
+            Stream::open(listener, c"r").reopen(c"/dev/null");
+        });
+    }),
+    Case::roles("listener_that_disconnects_refuses", |role| {
+        ends(role, |listener| {
+            sys::disconnect(listener);
+        });
+    }),
+    Case::roles("listener_of_a_program_that_ends_by_exec_refuses", |role| {
+        of_child(role, || crate::exec::execute(&["nothing"]));
+    }),
+    Case::roles("listener_of_a_killed_child_refuses", |role| {
+        of_child(role, || {
+            // SAFETY: ends this process.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            unreachable!("killed");
+        });
+    }),
+];
+
+/// A listener whose port another one may have as soon as it has ended. (The client's library may
+/// keep a carrier open for a while.)
+fn listen(role: &Role) -> (Fd, u16) {
+    let listener = sys::socket(role.family, libc::SOCK_NONBLOCK);
+    sys::set_option(listener, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).value();
+    sys::bind_anywhere(listener, role.family).value();
+    sys::listen(listener, 8).value();
+    (listener, sys::name(listener, false).expect("bound").2)
+}
+
+/// Makes short connections through `listener`, by an epoll instance, as a server does. The last of
+/// them remain open.
+fn serve(role: &Role, listener: Fd) {
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, listener, libc::EPOLLIN, 1).value();
+    for _ in 0..SHORT {
+        sys::epoll_wait(epoll, 1, 20_000).0.value();
+        let fd = sys::accept(listener).fd();
+        let mut bytes = [0; 4];
+        receive_all(fd, &mut bytes);
+        send_all(fd, &bytes);
+        sys::read(fd, &mut bytes);
+        sys::close(fd).value();
+        role.step();
+    }
+}
+
+/// The client's part of [`serve`].
+fn ask(role: &Role, port: u16) {
+    for _ in 0..SHORT {
+        let fd = role.connect(port);
+        let mut bytes = *b"turn";
+        send_all(fd, &bytes);
+        receive_all(fd, &mut bytes);
+        sys::close(fd).value();
+        role.step();
+    }
+}
+
+const SHORT: usize = 6;
+
+/// `end` ends a listener that has a waiting connection. Then the port has a new listener.
+fn ends(role: &Role, end: impl Fn(Fd)) {
+    if role.server() {
+        let (listener, port) = listen(role);
+        role.tell(u32::from(port));
+        serve(role, listener);
+        role.step();
+        role.step();
+        end(listener);
+        role.step();
+        role.step();
+        let _ = sys::close(listener);
+        again(role, port);
+    } else {
+        let port = role.hear_port();
+        ask(role, port);
+        role.step();
+        let waiting = role.connect(port);
+        role.say("sent", sys::send(waiting, b"hello", 0));
+        role.step();
+        role.step();
+        role.say("refused", connected(role, port));
+        role.say("waiting", sys::recv(waiting, &mut [0; 5], 0));
+        role.say("waiting", sys::recv(waiting, &mut [0; 5], 0));
+        role.step();
+        again(role, port);
+    }
+}
+
+/// The result of a connect to `port`, once it is refused: the engine hears a moment later that a
+/// listener has ended.
+fn connected(role: &Role, port: u16) -> sys::Ret {
+    let start = std::time::Instant::now();
+    loop {
+        let fd = sys::socket(role.family, 0);
+        let result = sys::connect(fd, role.family, port);
+        sys::close(fd).value();
+        if result.is(libc::ECONNREFUSED) || start.elapsed() > REFUSED_WITHIN {
+            return result;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+const REFUSED_WITHIN: std::time::Duration = std::time::Duration::from_secs(20);
+
+/// A new listener at the port serves a connection.
+fn again(role: &Role, port: u16) {
+    if role.server() {
+        let listener = sys::socket(role.family, 0);
+        sys::set_option(listener, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).value();
+        role.say("bind", sys::bind_port(listener, role.family, port));
+        role.say("listen", sys::listen(listener, 8));
+        role.step();
+        let fd = sys::accept(listener).fd();
+        role.warm(fd);
+        send_all(fd, b"afresh");
+    } else {
+        role.step();
+        let fd = role.connect(port);
+        role.warm(fd);
+        let mut bytes = [0; 6];
+        receive_all(fd, &mut bytes);
+        role.say("received", shown(&bytes));
+    }
+    role.step();
+}
+
+/// Parent and child have the listener. The parent's descriptor is closed first, and then the child
+/// ends.
+fn of_child(role: &Role, end: impl Fn()) {
+    if role.server() {
+        let (listener, port) = listen(role);
+        let child = sys::fork();
+        if child == 0 {
+            role.tell(u32::from(port));
+            serve(role, listener);
+            role.step();
+            role.step();
+            end();
+        }
+        sys::close(listener).value();
+        role.say("child", sys::wait_for(child));
+        role.step();
+        role.step();
+        again(role, port);
+    } else {
+        let port = role.hear_port();
+        ask(role, port);
+        role.step();
+        let waiting = role.connect(port);
+        role.say("sent", sys::send(waiting, b"hello", 0));
+        role.step();
+        role.step();
+        role.say("refused", connected(role, port));
+        role.say("waiting", sys::recv(waiting, &mut [0; 5], 0));
+        role.step();
+        again(role, port);
+    }
+}
