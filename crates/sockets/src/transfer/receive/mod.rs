@@ -14,7 +14,7 @@ use toehold_stream::next::{Carrier, Next};
 
 use crate::adapter::offers;
 use crate::connection::carrier::{Carrier as Kind, WaitsFor};
-use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
+use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK, Inside};
 use crate::connection::{pending_errors, resets, settings, unix};
 use crate::direction::{self, doorbells, switching, takeover};
 use crate::epoll::news;
@@ -291,24 +291,30 @@ struct Call {
     has_seen_end: bool,
     /// The end was seen in the peer's words: one more look finds all remaining bytes.
     has_seen_closed: bool,
+    /// From the first sleep on, and from the beginning if the call waits for several bytes, so that
+    /// the connection does not leave its channel between two steps: then the call would have to
+    /// return a part of its count.
+    inside: Option<Inside>,
 }
 
 impl Call {
     fn new(connection: &Connection, total: usize, flags: i32, waits_for: WaitsFor) -> Call {
+        // As sock_rcvlowat.
+        let least = match waits_for {
+            _ if flags & libc::MSG_WAITALL != 0 => total,
+            WaitsFor::AnyByte => 1,
+            WaitsFor::LowWater => settings::low_water(connection).min(total),
+        };
         Call {
             flags,
             total,
-            // As sock_rcvlowat.
-            least: match waits_for {
-                _ if flags & libc::MSG_WAITALL != 0 => total,
-                WaitsFor::AnyByte => 1,
-                WaitsFor::LowWater => settings::low_water(connection).min(total),
-            },
+            least,
             waits: flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking(),
             done: 0,
             waits_so_far: Waits::default(),
             has_seen_end: false,
             has_seen_closed: false,
+            inside: (least > 1).then(|| connection.inside()).flatten(),
         }
     }
 
@@ -403,10 +409,11 @@ impl Call {
             return is_enough;
         }
         let seen = entry.rx_ring.load(Ordering::Relaxed).plus(moved as u64);
-        let Some(inside) = connection.inside() else {
+        self.inside = self.inside.take().or_else(|| connection.inside());
+        let Some(inside) = &self.inside else {
             return is_enough;
         };
-        let waited = wait_for_bytes(connection, &inside, seen, &mut self.waits_so_far);
+        let waited = wait_for_bytes(connection, inside, seen, &mut self.waits_so_far);
         let is_known = entry.rx_hints.load(Ordering::Relaxed) != 0 || self.has_seen_closed;
         if waited.is_err() || is_known {
             return is_enough;
@@ -434,11 +441,12 @@ impl Call {
         {
             switching::service(connection);
         }
-        let Some(inside) = connection.inside() else {
+        self.inside = self.inside.take().or_else(|| connection.inside());
+        let Some(inside) = &self.inside else {
             return LOOKS_AGAIN;
         };
         let seen = entry.rx_ring.load(Ordering::Relaxed);
-        match wait_for_bytes(connection, &inside, seen, &mut self.waits_so_far) {
+        match wait_for_bytes(connection, inside, seen, &mut self.waits_so_far) {
             Ok(()) => LOOKS_AGAIN,
             Err(error) => ControlFlow::Break(errno::unless_moved(self.done, error)),
         }
@@ -460,7 +468,8 @@ impl Call {
 
     /// A look has failed with `error`.
     #[cold]
-    fn failed(&self, connection: &Connection, end: &End<'_>, error: i32) -> Result<usize, i32> {
+    fn failed(&mut self, connection: &Connection, end: &End<'_>, error: i32) -> Result<usize, i32> {
+        self.inside = None;
         match error {
             errno::GOES_BACK if returning::return_to_kernel(connection) => Err(errno::LEFT_CHANNEL),
             errno::GOES_BACK => {
@@ -819,7 +828,7 @@ mod tests {
     #[test]
     fn reset_of_the_carrier_is_not_reported_again_for_the_ring() {
         let (connection, end) = left_with_a_byte();
-        let waits_for_all = receive_that_has(&connection, 3, libc::MSG_WAITALL);
+        let mut waits_for_all = receive_that_has(&connection, 3, libc::MSG_WAITALL);
         let failed = waits_for_all.failed(&connection, &end, libc::ECONNRESET);
         assert_eq!(failed, Ok(3));
         let next = receive_that_has(&connection, 0, 0);
@@ -837,14 +846,27 @@ mod tests {
     #[test]
     fn reset_behind_enough_bytes_is_reported_next() {
         let (connection, end) = left_with_a_byte();
-        let has_enough = receive_that_has(&connection, 3, 0);
+        let mut has_enough = receive_that_has(&connection, 3, 0);
         let failed = has_enough.failed(&connection, &end, libc::ECONNRESET);
         assert_eq!(failed, Ok(3));
         let kept = pending_errors::take(&connection);
         assert_eq!(kept, Some(libc::ECONNRESET));
-        let next = receive_that_has(&connection, 0, 0);
+        let mut next = receive_that_has(&connection, 0, 0);
         let told = next.failed(&connection, &end, libc::ECONNRESET);
         assert_eq!(told, Err(libc::ECONNRESET));
         assert_eq!(next.ended(&connection, &end), Ok(0), "it comes once");
+    }
+
+    #[test]
+    fn receive_of_several_bytes_keeps_the_channel() {
+        let (connection, _end) = left_with_a_byte();
+        let attachment = &connection.local.attachment;
+        let words: *mut Words = Box::leak(Box::default());
+        attachment.put(words.cast());
+        let call = Call::new(&connection, 10, libc::MSG_WAITALL, WaitsFor::AnyByte);
+        // As `leaving::frees`, in another thread.
+        assert!(attachment.take_unused().is_none());
+        drop(call);
+        assert!(attachment.take_unused().is_some());
     }
 }
