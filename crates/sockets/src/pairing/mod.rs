@@ -46,7 +46,8 @@ use crate::waiting::seen_waits;
 const CALLS_BETWEEN_LOOKS: u32 = 256;
 
 /// A connection asks once in this many calls for an offer again that was postponed for lack of
-/// descriptors. A multiple of the number above.
+/// descriptors, and for pairing again that was refused because of a user's quota. A multiple of the
+/// number above.
 const CALLS_BETWEEN_RETRIES: u32 = 4096;
 
 /// A connection tries once in this many calls to send its request while the adapter has too many
@@ -355,8 +356,8 @@ fn is_askable_again(connection: &Connection) -> bool {
 }
 
 /// True when the adapter refused the connection because an operator or a packet capture kept it on
-/// its carrier, which is over now, or because the other end of a Unix socket was not accepted yet.
-/// The adapter has forgotten such a request.
+/// its carrier, which is over now, or because the other end of a Unix socket was not accepted yet,
+/// or because a user had too many connections. The adapter has forgotten such a request.
 #[inline]
 fn is_released(entry: &Entry) -> bool {
     let refusal = entry.refusal.load(Ordering::Relaxed);
@@ -364,6 +365,29 @@ fn is_released(entry: &Entry) -> bool {
         let calls = entry.carrier_calls.load(Ordering::Relaxed);
         return calls.is_multiple_of(CALLS_BETWEEN_LOOKS);
     }
+    if refusal == Reason::OverQuota as u32 {
+        let calls = entry.carrier_calls.load(Ordering::Relaxed);
+        return calls.is_multiple_of(CALLS_BETWEEN_RETRIES);
+    }
     (refusal == Reason::Detached as u32 || refusal == Reason::Captured as u32)
         && !connection::commanded(entry)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_refused_by_a_quota_asks_again_after_many_calls() {
+        let entry = Entry::default();
+        let refused = Reason::OverQuota as u32;
+        entry.refusal.store(refused, Ordering::Relaxed);
+        let is_released_after = |calls| {
+            entry.carrier_calls.store(calls, Ordering::Relaxed);
+            is_released(&entry)
+        };
+        assert!(!is_released_after(CALLS_BETWEEN_RETRIES - 1));
+        assert!(is_released_after(CALLS_BETWEEN_RETRIES));
+        assert!(!is_released_after(CALLS_BETWEEN_RETRIES + 1));
+    }
 }
