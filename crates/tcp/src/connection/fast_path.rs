@@ -9,7 +9,6 @@ use crate::config::Config;
 use crate::position::Position;
 use crate::state::{Phase, State};
 use crate::time::{Duration, Instant};
-use crate::wire::tcp::Timestamps;
 
 /// A segment of the fast path with payload: no options except timestamps.
 #[derive(Clone, Copy, Debug)]
@@ -156,14 +155,14 @@ impl Connection {
         now: Instant,
         said: AckWords,
         seq: u32,
-        timestamps: Timestamps,
+        timestamp: u32,
         payload_bytes: usize,
     ) -> bool {
         payload_bytes > 0
             && self.prediction.holds(said)
             && seq == self.rcv_nxt.wire(self.rcv_first)
             && self.rcv_nxt + payload_bytes as u64 <= self.rcv_edge
-            && self.take_next_timestamp(now, timestamps)
+            && self.take_next_timestamp(now, timestamp)
     }
 
     /// Notes that `bytes` bytes of payload of such a segment were placed.
@@ -183,12 +182,12 @@ impl Connection {
         config: &Config,
         said: AckWords,
         seq: u32,
-        timestamps: Timestamps,
+        timestamp: u32,
     ) -> Progressed {
         if self.prediction.holds_but_for_the_ack(said) {
-            self.take_acknowledgement::<true>(now, config, said, seq, timestamps)
+            self.take_acknowledgement::<true>(now, config, said, seq, timestamp)
         } else {
-            self.examine_acknowledgement(now, config, said, seq, timestamps)
+            self.examine_acknowledgement(now, config, said, seq, timestamp)
         }
     }
 
@@ -200,14 +199,14 @@ impl Connection {
         config: &Config,
         said: AckWords,
         seq: u32,
-        timestamps: Timestamps,
+        timestamp: u32,
     ) -> Progressed {
         let may_take_fast_path = said.has_fast_path_flags()
             && self
                 .conditions
                 .are(Conditions::ACKNOWLEDGEMENT, Conditions::AGREED_UPON);
         if may_take_fast_path {
-            self.take_acknowledgement::<false>(now, config, said, seq, timestamps)
+            self.take_acknowledgement::<false>(now, config, said, seq, timestamp)
         } else {
             Progressed::No
         }
@@ -220,7 +219,7 @@ impl Connection {
         config: &Config,
         said: AckWords,
         seq: u32,
-        timestamps: Timestamps,
+        timestamp: u32,
     ) -> Progressed {
         let advanced = said.ack().wrapping_sub(self.snd_una.wire(self.snd_first));
         let flight = self.snd_nxt.after(self.snd_una);
@@ -228,7 +227,7 @@ impl Connection {
             && seq == self.rcv_nxt.wire(self.rcv_first)
             // At least one byte is acknowledged, but not all.
             && u64::from(advanced.wrapping_sub(1)) < flight
-            && self.take_next_timestamp(now, timestamps);
+            && self.take_next_timestamp(now, timestamp);
         if !is_fast_path {
             return Progressed::No;
         }
@@ -304,22 +303,17 @@ impl Connection {
     /// Updates TS.Recent from a segment at RCV.NXT (RFC 7323 section 4.3). False when the timestamp
     /// is older than TS.Recent.
     #[inline(always)]
-    pub(super) fn take_next_timestamp(&mut self, now: Instant, timestamps: Timestamps) -> bool {
+    pub(super) fn take_next_timestamp(&mut self, now: Instant, value: u32) -> bool {
         // An equal timestamp need not update TS.Recent's age: the remote's clock ticks at least
         // once per second.
-        timestamps.value == self.ts_recent || self.take_newer_timestamp(now, timestamps)
+        value == self.ts_recent || self.take_newer_timestamp(now, value)
     }
 
     #[inline(always)]
-    fn take_newer_timestamp(
-        &mut self,
-        now: Instant,
-        Timestamps { value, echo }: Timestamps,
-    ) -> bool {
+    fn take_newer_timestamp(&mut self, now: Instant, value: u32) -> bool {
         if (value.wrapping_sub(self.ts_recent) as i32) < 0 {
             return false;
         }
-        self.rtt.note_echo(echo);
         // (2): SEG.SEQ <= Last.ACK.sent, which has been RCV.NXT unless an acknowledgement waits.
         if !self.ack_deadline.is_armed() && !self.conditions.has(Conditions::ACK_NOW) {
             self.ts_recent = value;

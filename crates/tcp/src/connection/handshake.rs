@@ -401,7 +401,6 @@ impl Connection {
         self.conditions
             .clear(Conditions::CWND_LIMITED | Conditions::FORCE_RETRANSMIT);
         self.tune_until = cx.now + self.rtt.smoothed().unwrap_or(TUNE_ROUND);
-        self.rtt.begin_round(self.timestamp(cx.now));
         self.arm_keepalive(cx.now);
         if self.conditions.has(Conditions::PASSIVE) {
             cx.counters.connections_accepted += 1;

@@ -99,7 +99,7 @@ impl Connection {
         }
         match segment.timestamps {
             Some(timestamps) if self.conditions.has(Conditions::TIMESTAMPS) => {
-                if !self.take_next_timestamp(cx.now, timestamps) {
+                if !self.take_next_timestamp(cx.now, timestamps.value) {
                     return false;
                 }
             }
@@ -421,11 +421,9 @@ impl Connection {
     //# that is monotonically non-decreasing.
     /// RFC 7323 section 5.3, R3: updates TS.Recent.
     fn take_timestamp(&mut self, cx: &Context<'_>, segment: &Segment<'_>, seq: Position) {
-        let Some(timestamps) = self.timestamps_of(segment) else {
-            return;
-        };
-        self.rtt.note_echo(timestamps.echo);
-        if seq <= self.last_ack_sent {
+        if let Some(timestamps) = self.timestamps_of(segment)
+            && seq <= self.last_ack_sent
+        {
             self.ts_recent = timestamps.value;
             self.ts_recent_at = super::coarse(cx.now);
         }

@@ -335,8 +335,8 @@ pub(crate) struct Connection {
     pub(crate) scoreboard: Scoreboard,
     /// SND.WL1: the sequence number of the segment that last moved the window.
     pub(crate) snd_wl1: Position,
-    /// Receive window auto-tuning: the earliest end of the measured round, and the position that
-    /// the host had taken when the round began.
+    /// Receive window auto-tuning: the end of the measured round, and the position that the host
+    /// had taken when the round began.
     pub(crate) tune_until: Instant,
     pub(crate) tune_taken: Position,
     /// The link, IP and TCP header with which every segment of this connection begins.

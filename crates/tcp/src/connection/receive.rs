@@ -521,26 +521,17 @@ impl Connection {
         self.open_window(self.rcv_taken);
     }
 
-    /// The window grows if the host empties half of it in one round (dynamic right-sizing). A round
-    /// lasts for a round trip at least. While the connection sends nothing, it measures no round
-    /// trip, and the path may have become longer. So with timestamps a round goes on until the
-    /// remote has echoed one from its beginning (Linux: `tcp_rcv_rtt_measure_ts`), or until the
-    /// remote has sent more than the window at its beginning allowed.
+    /// A round has ended: the window grows if the host empties it as fast as it fills (dynamic
+    /// right-sizing).
     #[inline(always)]
     fn tune_window(&mut self, now: Instant) {
         let took = self.rcv_taken.after(self.tune_taken);
-        let limit = u64::from(self.rcv_limit);
-        let has_passed = self.rtt.has_round_passed() || took > limit;
-        if !has_passed && self.conditions.has(Conditions::TIMESTAMPS) {
-            return;
-        }
-        if 2 * took > limit {
+        if 2 * took > u64::from(self.rcv_limit) {
             self.widen_window(took);
         }
         let round = self.rtt.smoothed().unwrap_or(TUNE_ROUND);
         self.tune_until = now.later(round.max(TUNE_ROUND_MIN));
         self.tune_taken = self.rcv_taken;
-        self.rtt.begin_round(self.timestamp(now));
     }
 
     #[inline(always)]

@@ -26,10 +26,6 @@ pub(crate) struct RttEstimator {
     /// Timeouts since the last sample (RFC 6298 section 5.5: each doubles the timeout), and
     /// [`PROBED`].
     backoff: u8,
-    /// The remote has echoed a timestamp from the round of window tuning. The low bits of our
-    /// TSval when the round began.
-    has_round_passed: bool,
-    round_begun: u16,
     /// Until when the minimum is trusted.
     minimum_until: Instant,
 }
@@ -42,30 +38,7 @@ impl RttEstimator {
             minimum: 0,
             minimum_until: Instant::ZERO,
             backoff: 0,
-            has_round_passed: false,
-            round_begun: 0,
         }
-    }
-
-    /// A round of window tuning begins with this TSval.
-    #[inline(always)]
-    pub(crate) fn begin_round(&mut self, timestamp: u32) {
-        self.has_round_passed = false;
-        self.round_begun = timestamp as u16;
-    }
-
-    /// The remote has echoed this timestamp.
-    #[inline(always)]
-    pub(crate) fn note_echo(&mut self, echo: u32) {
-        let age = (echo as u16).wrapping_sub(self.round_begun) as i16;
-        self.has_round_passed |= age >= 0;
-    }
-
-    /// Whether a round trip has passed since the round began, by the remote's echoes. A connection
-    /// that only receives has no samples.
-    #[inline(always)]
-    pub(crate) fn has_round_passed(&self) -> bool {
-        self.has_round_passed
     }
 
     //= RFC 9293#3.8.1

@@ -114,18 +114,13 @@ fn fast_path_segment(h: &TcpHeader) -> Segment<'static> {
         ack: u32_at(h, 8),
         flags: Flags(h[13].into()),
         window: u16_at(h, 14),
-        timestamps: Some(timestamps(h)),
+        timestamps: Some(Timestamps {
+            value: u32_at(h, 24),
+            echo: u32_at(h, 28),
+        }),
         options: &[],
         has_bad_option: false,
         payload: &[],
-    }
-}
-
-#[inline(always)]
-fn timestamps(h: &TcpHeader) -> Timestamps {
-    Timestamps {
-        value: u32_at(h, 24),
-        echo: u32_at(h, 28),
     }
 }
 
@@ -533,12 +528,12 @@ impl Engine {
     /// Handles a segment that is only an acknowledgement.
     #[inline(always)]
     fn handle_acknowledgement(&mut self, now: Instant, slot: u32, h: &TcpHeader) -> bool {
-        let (said, seq, timestamps) = (ack_words(h), u32_at(h, 4), timestamps(h));
+        let (said, seq, timestamp) = (ack_words(h), u32_at(h, 4), u32_at(h, 24));
         let Some(connection) = self.slots.get_mut(slot as usize) else {
             return false;
         };
         let config = &self.config;
-        let progressed = connection.handle_fast_acknowledgement(now, config, said, seq, timestamps);
+        let progressed = connection.handle_fast_acknowledgement(now, config, said, seq, timestamp);
         if progressed == Progressed::No {
             return false;
         }
@@ -623,8 +618,8 @@ impl Engine {
         place: impl FnOnce(ConnectionId, u64) -> Result<(), NoRoom>,
     ) -> Option<bool> {
         let connection = self.slots.get_mut(slot as usize)?;
-        let (seq, timestamps) = (u32_at(h, 4), timestamps(h));
-        if !connection.continues_plainly(now, ack_words(h), seq, timestamps, payload_bytes) {
+        let (seq, timestamp) = (u32_at(h, 4), u32_at(h, 24));
+        if !connection.continues_plainly(now, ack_words(h), seq, timestamp, payload_bytes) {
             return None;
         }
         let offset = connection.rcv_nxt.after(Position::FIRST_BYTE);

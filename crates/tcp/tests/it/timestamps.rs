@@ -1,10 +1,8 @@
 //! Timestamps (RFC 7323), as scripts of segments.
 
-use std::collections::VecDeque;
-
 use crate::script::Stage;
 use toehold_tcp::sim::checker;
-use toehold_tcp::{ConnectionId, Duration, Instant, Options};
+use toehold_tcp::{ConnectionId, Duration, Options};
 
 /// A connection with timestamps, whose remote is 100 ms away.
 fn with_timestamps() -> (Stage, ConnectionId) {
@@ -123,58 +121,3 @@ fn an_echo_without_an_acknowledgement_measures_nothing() {
     assert_eq!(after.round_trip, before);
     assert_eq!((after.acknowledged, after.received), (0, 0));
 }
-
-/// The window of a connection that only receives, after 3 s. Its handshake took `handshake_ms`.
-/// Then the remote sends as much as the window allows, evenly over each round trip of 100 ms.
-fn window_of_a_receiver(handshake_ms: u64) -> u32 {
-    const ROUND_TRIP_MS: u64 = 100;
-    const SEGMENT_BYTES: u64 = 1_000;
-    let mut stage = Stage::new(|_, options| options.receive_bytes_max = RECEIVE_BYTES_MAX);
-    stage.remote("S 0:0(0) win 65535 <mss 1012,ws 7,TS>");
-    stage.expect("S. 0:0(0) ack 1 <TS>");
-    stage.wait(Duration::from_millis(handshake_ms));
-    stage.remote(". 1:1(0) ack 1 win 60000 <TS>");
-    let id = stage.engine.accept(stage.listener).unwrap();
-    let clock_began = ticks(stage.now);
-    let mut window = stage.engine.info(id).unwrap().receive_limit;
-    // The acknowledgements under way: the edge of the window, and the engine's clock.
-    let mut told = VecDeque::from(vec![(u64::from(window), 0); ROUND_TRIP_MS as usize]);
-    let first_clock = stage.engine_clock;
-    let mut sent = 0;
-    for _ in 0..3_000 {
-        stage.wait(Duration::from_millis(1));
-        let (edge, ticks_later) = told.pop_front().expect("one for each millisecond");
-        let mut news = *told.back().expect("there are more");
-        let now_at_most = sent + u64::from(window) / ROUND_TRIP_MS + SEGMENT_BYTES;
-        while sent + SEGMENT_BYTES <= edge.min(now_at_most) {
-            let (first, clock) = (sent + 1, stage.remote_clock);
-            sent += SEGMENT_BYTES;
-            let echo = first_clock.wrapping_add(ticks_later);
-            let segment = format!("{first}:{}({SEGMENT_BYTES})", sent + 1);
-            stage.remote(&format!(". {segment} ack 1 win 60000 <TS {clock}:{echo}>"));
-            stage.engine.take(id, sent).unwrap();
-            stage.forget_sent();
-            window = stage.engine.info(id).unwrap().receive_limit;
-            news = (sent + u64::from(window), ticks(stage.now) - clock_began);
-        }
-        told.push_back(news);
-    }
-    window
-}
-
-/// Ticks of the engine's clock.
-fn ticks(now: Instant) -> u32 {
-    (now.since(Instant::ZERO).as_micros() >> 10) as u32
-}
-
-/// A connection that only receives measures no round trip after its handshake. The remote's echoes
-/// show that the path has become longer.
-#[test]
-fn the_window_of_a_receiver_grows_when_the_path_gets_longer() {
-    for handshake_ms in [1, 10, 100] {
-        let window = window_of_a_receiver(handshake_ms);
-        assert_eq!(window, RECEIVE_BYTES_MAX, "{handshake_ms} ms");
-    }
-}
-
-const RECEIVE_BYTES_MAX: u32 = 1 << 20;
