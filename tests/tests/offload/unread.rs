@@ -7,7 +7,7 @@ use crate::stage::{Stage, ok};
 
 /// The most unread bytes of a program that has read little or nothing: in the engine, in the
 /// carrier and in the rings together.
-const UNREAD_BYTES_MAX: u64 = 320 << 10;
+const UNREAD_BYTES_MAX: u64 = 256 << 10;
 /// A program that has read much has a window of 1 MiB, where the path is short.
 const UNREAD_BYTES_MAX_OF_READER: u64 = (1 << 20) + UNREAD_BYTES_MAX;
 
