@@ -1,7 +1,8 @@
 //! The socket layer's calls, each with the signature and the contract of the libc function of the
 //! same name. For descriptors that are not ours, a call costs one branch before libc's function.
 //!
-//! - [`bytes`]: calls that move bytes;
+//! - [`bytes`]: calls that move bytes; [`kept`]: bytes that come before the kernel's;
+//! - [`messages`]: calls that move messages; [`opening`]: messages that open a connection;
 //! - [`connections`]: calls that make a connection, name its ends, and end it;
 //! - [`descriptors`]: closing, duplicating, modes and options;
 //! - [`readiness`], [`epoll`]: calls that wait;
@@ -18,6 +19,9 @@ mod bytes;
 mod connections;
 mod descriptors;
 mod epoll;
+mod kept;
+mod messages;
+mod opening;
 mod readiness;
 mod uring;
 
@@ -36,9 +40,8 @@ use crate::process::{self, confinement, kept_bytes};
 use crate::system::{errno, sys};
 
 pub use self::bytes::{
-    eventfd_read, eventfd_write, may_read_message, preadv2, pwritev2, read, readv, recv, recvfrom,
-    recvmmsg, recvmmsg_by, recvmsg, recvmsg_by, send, sendfile, sendmmsg, sendmmsg_by, sendmsg,
-    sendmsg_by, sendto, splice, write, writev,
+    eventfd_read, eventfd_write, preadv2, pwritev2, read, readv, recv, recvfrom, send, sendfile,
+    sendto, splice, write, writev,
 };
 pub use self::connections::{
     accept, accept4, bind, connect, getpeername, getsockname, listen, shutdown, socket,
@@ -49,6 +52,10 @@ pub use self::descriptors::{
 };
 pub use self::epoll::{
     epoll_create, epoll_create1, epoll_ctl, epoll_pwait, epoll_pwait2, epoll_wait,
+};
+pub use self::messages::{
+    may_read_message, recvmmsg, recvmmsg_by, recvmsg, recvmsg_by, sendmmsg, sendmmsg_by, sendmsg,
+    sendmsg_by,
 };
 pub use self::readiness::{is_refused, poll, ppoll, pselect, select};
 pub use self::uring::{
@@ -73,10 +80,10 @@ pub fn stdio_needs_us(fd: c_int) -> bool {
 
 /// libc is about to close `fd`, the descriptor of one of its streams, without a call of ours. The
 /// number may be used again. (A stream that our calls serve is closed by our calls.)
-#[unsafe(link_section = ".text.startup")]
 ///
 /// True when [`listening_stream_closed`] must be called afterwards.
 #[must_use]
+#[unsafe(link_section = ".text.startup")]
 pub fn stream_closes(fd: c_int) -> bool {
     if kept_bytes::has_any() && !confinement::is_guest() {
         kept_bytes::closing(fd);
