@@ -85,9 +85,11 @@ pub(crate) fn control(
             }
             if let Some((n, one)) = known
                 && one.state() == State::Parked
-                && take_back(epoll, number, &connection, (n, one), &event)
+                && let Some(is_shown) = take_back(epoll, number, &connection, (n, one), &event)
             {
-                show(epoll, &connection, one, n);
+                if !is_shown {
+                    show(epoll, &connection, one, n);
+                }
                 return Some(Ok(()));
             }
             in_kernel().add(&connection, &event)
@@ -286,13 +288,16 @@ impl InKernel {
         if (event.events | one.events()) & EXCLUSIVE != 0 {
             return Some(Err(libc::EINVAL));
         }
-        {
+        let is_shown = {
             let _held = epoll.lock.lock();
             one.set(armed(event.events), event.u64);
             one.rearm();
-        }
+            show_if_awake(epoll, one, n)
+        };
         end_quiet(epoll, connection, one, n);
-        show(epoll, connection, one, n);
+        if !is_shown {
+            show(epoll, connection, one, n);
+        }
         Some(Ok(()))
     }
 
@@ -319,7 +324,8 @@ impl InKernel {
     }
 }
 
-/// A parked registration is added again. False when it is on its way out of our table.
+/// A parked registration is added again. `None` when it is on its way out of our table; false when
+/// the caller has to [`show`] it.
 ///
 /// While the registration was parked, another instance may have got the connection, or the process
 /// may have forked. So the way in which it hears of news is chosen again.
@@ -330,18 +336,29 @@ fn take_back(
     connection: &Connection,
     (n, one): (u32, &Registration),
     event: &epoll_event,
-) -> bool {
+) -> Option<bool> {
     let members = connection.local.membership.lock();
     let _held = epoll.lock.lock_within(&members);
-    let is_parked = one.state() == State::Parked;
-    if is_parked {
-        seen_waits::seen(connection);
-        one.set(armed(event.events), event.u64);
-        one.rearm();
-        epoll.ours.fetch_add(1, MEMBERS_SEQ_CST);
-        become_ours(epoll, number, connection, one, n);
+    if one.state() != State::Parked {
+        return None;
     }
-    is_parked
+    seen_waits::seen(connection);
+    one.set(armed(event.events), event.u64);
+    one.rearm();
+    epoll.ours.fetch_add(1, MEMBERS_SEQ_CST);
+    become_ours(epoll, number, connection, one, n);
+    Some(show_if_awake(epoll, one, n))
+}
+
+/// A member's interest changed. If no thread sleeps and nothing comes by the carrier, this is all
+/// that [`show`] would do: the next wait looks at the member. False otherwise. The caller holds the
+/// lock, which a thread takes before it sleeps.
+fn show_if_awake(epoll: &Epoll, one: &Registration, n: u32) -> bool {
+    let is_enough = !epoll.sleepers.any() && one.events() & WRITABLE == 0;
+    if is_enough {
+        push_news(epoll, n);
+    }
+    is_enough
 }
 
 /// A member's interest changed: the next wait looks at the member, and a thread that sleeps already
