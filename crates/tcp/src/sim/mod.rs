@@ -225,18 +225,23 @@ mod tests {
     }
 
     /// BBR gets at least two fifths beside BBR, whichever transfer begins first. A loss-based
-    /// competitor gets a share, too. The share of a single transfer depends on the times of its
-    /// probes, so several count together.
+    /// competitor gets a share, too. Beside NewReno the share of a single transfer depends on the
+    /// times of BBR's probes, so several count together.
     #[test]
     fn bbr_shares_a_bottleneck_with_itself_and_with_others() {
         use CongestionControl::{Bbr, Cubic, NewReno};
-        const SEEDS: u64 = 6;
-        for (other, least) in [(Bbr, 0.4), (NewReno, 0.2), (Cubic, 0.2)] {
-            let all = (0..SEEDS).map(|seed| shares(seed, Bbr, other));
+        let cases: [(&[u64], _, _); 4] = [
+            (&[0], Bbr, 0.4),
+            (&[1], Bbr, 0.4),
+            (&[0, 1, 2, 3, 4, 5], NewReno, 0.2),
+            (&[0], Cubic, 0.2),
+        ];
+        for (seeds, other, least) in cases {
+            let all = seeds.iter().map(|&seed| shares(seed, Bbr, other));
             let sums = all.fold([0.0, 0.0], |sums, [bbr, others]| {
                 [sums[0] + bbr, sums[1] + others]
             });
-            let [bbr, others] = sums.map(|sum| sum / SEEDS as f64);
+            let [bbr, others] = sums.map(|sum| sum / seeds.len() as f64);
             let is_fair = bbr >= 0.4 && others >= least;
             assert!(is_fair, "{bbr:.2} against {other:?} {others:.2}");
         }
@@ -310,10 +315,10 @@ mod tests {
         World::new(scenario(stop), false).run().bytes_by_flow[0] as f64
     }
 
-    /// Three timeouts in a row are no sign of a smaller path MTU: in the second after an outage the
-    /// rate is as before.
+    /// Three timeouts in a row are no sign of a smaller path MTU: a second after an outage the rate
+    /// is as before.
     #[test]
-    fn the_rate_is_back_within_a_second_after_an_outage() {
+    fn the_rate_is_back_a_second_after_an_outage() {
         use CongestionControl::{Bbr, Cubic, NewReno};
         for congestion in [Cubic, NewReno, Bbr] {
             let mut shares = [0.0; 4];
@@ -330,7 +335,9 @@ mod tests {
                     by(at + second) - by(at)
                 };
                 let before = rate_after(Duration::from_secs(4));
-                assert!(before > 10.5e6, "{before}");
+                // BBR drains the path from time to time, to measure it.
+                let least_before = if congestion == Bbr { 10.5e6 } else { 11e6 };
+                assert!(before > least_before, "{congestion:?}: {before}");
                 *share = rate_after(ends + second) / before;
             }
             let least = shares.iter().copied().fold(f64::INFINITY, f64::min);
