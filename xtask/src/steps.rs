@@ -13,8 +13,12 @@
 //! time that nobody else wants ([`Steps::run_beside`]). Other steps mostly wait. They run in
 //! *lanes*: the lanes run side by side, and the steps of a lane one after the other
 //! ([`Steps::run_lanes`]).
+//!
+//! Processor time bounds a run with lanes, so the table shows that of each step, and the closing
+//! lines show how busy the processors were.
 
 mod failures;
+mod processors;
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Write};
@@ -24,6 +28,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use self::failures::{Failure, Failures};
+use self::processors::{Ticks, wait};
 use crate::root;
 use crate::skips::{self, Skip};
 
@@ -41,6 +46,8 @@ pub(crate) type Lane<'a> = Box<dyn FnOnce(&mut Steps) + Send + 'a>;
 #[derive(Debug)]
 pub(crate) struct Steps {
     begun: Instant,
+    /// The host's ticks when it began.
+    ticks: Ticks,
     shown: Shown,
     /// Whether other steps run at the same time.
     is_lane: bool,
@@ -102,6 +109,8 @@ impl Write for Shown {
 struct Step {
     name: &'static str,
     took: Duration,
+    /// The processor time of its processes, without those for which nobody waited.
+    computed: Duration,
     counts: Counts,
     parts: Vec<Part>,
     skips: Vec<Skip>,
@@ -147,6 +156,7 @@ impl Default for Steps {
     fn default() -> Steps {
         Steps {
             begun: Instant::now(),
+            ticks: Ticks::now(),
             shown: Shown::Now,
             is_lane: false,
             done: Vec::new(),
@@ -265,6 +275,7 @@ impl Steps {
         self.done.push(Step {
             name,
             took: Duration::ZERO,
+            computed: Duration::ZERO,
             counts: Counts {
                 skipped: 1,
                 ..Counts::default()
@@ -297,7 +308,9 @@ impl Steps {
         }
         let mut total = Counts::default();
         for step in &self.done {
-            println!("{}", row(step.name, step.counts, step.took.as_secs_f64()));
+            let computed = step.computed.as_secs_f64();
+            let seconds = step.took.as_secs_f64();
+            println!("{}", row(step.name, step.counts, seconds, Some(computed)));
             let shown = |part: &&Part| part.counts.failed > 0 || part.seconds >= PART_SHOWN_SECONDS;
             // A single part is the whole step.
             for part in step
@@ -306,10 +319,8 @@ impl Steps {
                 .filter(shown)
                 .filter(|_| step.parts.len() > 1)
             {
-                println!(
-                    "{}",
-                    row(&format!("  {}", part.name), part.counts, part.seconds)
-                );
+                let name = format!("  {}", part.name);
+                println!("{}", row(&name, part.counts, part.seconds, None));
             }
             total.passed += step.counts.passed;
             total.failed += step.counts.failed;
@@ -331,6 +342,12 @@ impl Steps {
         self.done.iter().for_each(Step::print_failures);
         let took = minutes(self.begun.elapsed());
         println!("{} steps in {took}", self.done.len());
+        let computed: Duration = self.done.iter().map(|step| step.computed).sum();
+        println!(
+            "{:.0} s of processor time; the host's processors were busy {:.0} % of the time",
+            computed.as_secs_f64(),
+            100.0 * Ticks::now().busy_share_since(&self.ticks),
+        );
         println!(
             "{} passed, {} failed, {} skipped",
             total.passed, total.failed, total.skipped
@@ -374,6 +391,7 @@ impl Step {
         let started = Instant::now();
         let (again, success) = watch(&mut alone, shown);
         self.took += started.elapsed();
+        self.computed += again.computed;
         let counts = again.outcome(success);
         let failed = self.failures.len() as u64;
         // Each failed test has run again, and no program died without a test's name.
@@ -428,11 +446,13 @@ fn minutes(took: Duration) -> String {
     format!("{} min {:02} s", seconds / 60, seconds % 60)
 }
 
-/// A line of the closing table.
-fn row(name: &str, counts: Counts, seconds: f64) -> String {
+/// A line of the closing table: with the processor time, where it is known.
+fn row(name: &str, counts: Counts, seconds: f64, computed: Option<f64>) -> String {
     let verdict = if counts.failed == 0 { "ok" } else { "FAILED" };
+    let computed = computed.map_or(String::new(), |seconds| format!("cpu {seconds:.0} s"));
     format!(
-        "{name:<44} {:>6} passed {:>4} failed {:>4} skipped {seconds:>6.0} s  {verdict}",
+        "{name:<44} {:>6} passed {:>4} failed {:>4} skipped {seconds:>6.0} s {computed:>10}  \
+         {verdict}",
         counts.passed, counts.failed, counts.skipped
     )
 }
@@ -448,6 +468,8 @@ struct Seen {
     test: Option<String>,
     failures: Failures,
     last: VecDeque<String>,
+    /// The processor time of its processes.
+    computed: Duration,
 }
 
 impl Seen {
@@ -457,6 +479,7 @@ impl Seen {
         Step {
             name,
             took: started.elapsed(),
+            computed: self.computed,
             counts,
             parts: self.parts,
             skips: [self.skips, self.ignored].concat(),
@@ -577,7 +600,7 @@ fn tee(command: &mut Command, shown: &mut impl Write, seen: &mut Seen) -> bool {
     });
     // Otherwise the command's copies of the pipe's end would keep the pipe open.
     command.stdout(Stdio::null()).stderr(Stdio::null());
-    let (mut child, reader) = match child {
+    let (child, reader) = match child {
         Ok(begun) => begun,
         Err(error) => {
             eprintln!("cannot run {}: {error}", words(command));
@@ -595,7 +618,9 @@ fn tee(command: &mut Command, shown: &mut impl Write, seen: &mut Seen) -> bool {
         seen.look_at(String::from_utf8_lossy(&line).trim_end());
         line.clear();
     }
-    child.wait().is_ok_and(|status| status.success())
+    let (success, computed) = wait(&child);
+    seen.computed += computed;
+    success
 }
 
 /// A command as a user would type it.
@@ -799,6 +824,25 @@ mod tests {
         assert_eq!(steps.done[0].counts, counts(2, 0, 0));
         assert_eq!(steps.done[0].unsteady.len(), 1);
         assert!(steps.done[0].failures.is_empty());
+    }
+
+    #[test]
+    fn processor_time_is_that_of_all_processes_of_a_command() {
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            "sh -c 'i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done'",
+        ]);
+        let mut seen = Seen::default();
+        assert!(tee(&mut command, &mut Vec::new(), &mut seen));
+        assert!(seen.computed > Duration::ZERO);
+        let mut idle = Seen::default();
+        assert!(!tee(
+            Command::new("false").arg(""),
+            &mut Vec::new(),
+            &mut idle
+        ));
+        assert!(idle.computed < seen.computed);
     }
 
     #[test]
