@@ -32,6 +32,10 @@ pub(crate) const CASES: &[Case] = &[
         urgent,
     ),
     Case::pair(
+        "unread_bytes_of_a_confined_program_and_headers_that_cannot_be_written",
+        headers_without_a_place,
+    ),
+    Case::pair(
         "number_of_unread_bytes_is_as_new_after_fclose",
         number_is_as_new,
     ),
@@ -272,6 +276,31 @@ fn urgent(pair: &Pair) {
         pair.say("which", shown(&bytes[..1]));
         receive_all(pair.fd, &mut bytes);
         pair.say("before", shown(&bytes));
+        pair.step();
+    }
+    goes_on(pair);
+}
+
+/// The bytes of a message whose header cannot be filled in are gone.
+fn headers_without_a_place(pair: &Pair) {
+    let all = sample(40);
+    if pair.server() {
+        send_all(pair.fd, &all);
+        pair.step();
+    } else {
+        pair.arrived(pair.fd, all.len());
+        confine_nothing();
+        let mut bytes = [0; 40];
+        pair.say(
+            "recvmsg",
+            sys::recvmsg_without_a_place(pair.fd, &mut bytes[..10]),
+        );
+        pair.say(
+            "recvmmsg",
+            sys::recvmmsg_without_a_place(pair.fd, &mut bytes[10..20]),
+        );
+        pair.say("rest", sys::recv(pair.fd, &mut bytes[20..], 0));
+        pair.say("right", bytes == all[..]);
         pair.step();
     }
     goes_on(pair);

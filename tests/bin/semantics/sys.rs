@@ -208,6 +208,41 @@ fn message(list: &mut [libc::iovec]) -> libc::msghdr {
     header
 }
 
+/// recvmsg into `bytes`, whose header cannot be written.
+pub(crate) fn recvmsg_without_a_place(fd: Fd, bytes: &mut [u8]) -> Ret {
+    let mut list = parts(bytes.as_mut_ptr(), bytes.len(), 1);
+    let header = unwritable(message(&mut list));
+    // SAFETY: the kernel looks at what it can write.
+    size(unsafe { libc::recvmsg(fd, header, 0) })
+}
+
+/// As [`recvmsg_without_a_place`], by recvmmsg.
+pub(crate) fn recvmmsg_without_a_place(fd: Fd, bytes: &mut [u8]) -> Ret {
+    let mut list = parts(bytes.as_mut_ptr(), bytes.len(), 1);
+    let header = unwritable(libc::mmsghdr {
+        msg_hdr: message(&mut list),
+        msg_len: 0,
+    });
+    // SAFETY: as above.
+    ret(unsafe { libc::recvmmsg(fd, header, 1, 0, ptr::null_mut()) })
+}
+
+/// `value` in a page that can only be read.
+fn unwritable<T>(value: T) -> *mut T {
+    const PAGE_BYTES: usize = 4096;
+    assert!(size_of::<T>() <= PAGE_BYTES);
+    let writable = libc::PROT_READ | libc::PROT_WRITE;
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh page, long enough.
+    unsafe {
+        let page = libc::mmap(ptr::null_mut(), PAGE_BYTES, writable, private, -1, 0);
+        assert_ne!(page, libc::MAP_FAILED);
+        page.cast::<T>().write(value);
+        assert_eq!(libc::mprotect(page, PAGE_BYTES, libc::PROT_READ), 0);
+        page.cast()
+    }
+}
+
 /// recvmsg, with the message flags it returned.
 pub(crate) fn recvmsg(fd: Fd, bytes: &mut [u8], flags: c_int) -> (Ret, c_int) {
     let mut list = parts(bytes.as_mut_ptr(), bytes.len(), 2);

@@ -102,10 +102,16 @@ unsafe fn recvmsg_of_kernel(door: Door, fd: c_int, message: *mut msghdr, flags: 
         && let Some(list) = unsafe { parts(header.msg_iov, door.length(header.msg_iovlen)) }
         && let Some(result) = unsafe { receive_kept(fd, list, flags) }
     {
-        if !header.msg_name.is_null() {
-            header.msg_namelen = 0;
+        if result >= 0 {
+            if !faults::can_write(message, 1) {
+                // The bytes are gone, as on the kernel.
+                return errno::bad_pointer();
+            }
+            if !header.msg_name.is_null() {
+                header.msg_namelen = 0;
+            }
+            (header.msg_controllen, header.msg_flags) = (0, flags & libc::MSG_CMSG_CLOEXEC);
         }
-        (header.msg_controllen, header.msg_flags) = (0, flags & libc::MSG_CMSG_CLOEXEC);
         return result;
     }
     unsafe { door.recvmsg(fd, message, flags) }
@@ -423,7 +429,10 @@ unsafe fn recvmmsg_of_kept(
         if result < 0 {
             break;
         }
-        one.msg_len = result as c_uint;
+        if let Err(error) = unsafe { faults::put(result as c_uint, &mut one.msg_len) } {
+            errno::set(error);
+            break;
+        }
         done += 1;
     }
     if done == 0 {
