@@ -392,6 +392,7 @@ pub const ONLY_TCP: &[(&str, &str)] = &[
         "error_queue_is_empty",
         "a Unix socket has no such queue, and the case hangs on the kernel",
     ),
+    ("without_a_copy", "a Unix socket has no such sends"),
     (
         "shutdown_for_reading_reads_eof",
         "a writer to that end gets EPIPE: `unix` has a case",

@@ -42,6 +42,7 @@ pub(crate) const CASES: &[Case] = &[
         look_in_vain,
     ),
     Case::pair("error_queue_is_empty", error_queue),
+    Case::pair("notices_of_sends_without_a_copy_come", notices),
     Case::pair("what_is_left_comes_with_what_is_received", what_is_left),
     Case::pair("time_of_arrival_comes_with_what_is_received", |pair| {
         stamped(pair, libc::SO_TIMESTAMP);
@@ -592,6 +593,56 @@ fn error_queue(pair: &Pair) {
         .0,
     );
     pair.step();
+}
+
+/// The program asks for sends without a copy in mid-connection: each of them has one notice.
+fn notices(pair: &Pair) {
+    const LENGTHS: [usize; 4] = [20_000, 3 << 20, 1, 20_000];
+    for len in LENGTHS {
+        let bytes = sample(len);
+        if pair.server() {
+            let asked = sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1);
+            pair.say("asked", asked);
+            pair.say("sent", sys::send(pair.fd, &bytes, libc::MSG_ZEROCOPY));
+            pair.step();
+            await_events(pair.fd, libc::POLLERR);
+            pair.say("notices", format!("{:?}", told(pair.fd)));
+            let events = sys::poll(&[(pair.fd, libc::POLLOUT)], 0);
+            pair.say("events", format!("{events:?}"));
+        } else {
+            let mut got = vec![0; len];
+            receive_all(pair.fd, &mut got);
+            pair.say("right", got == bytes);
+            pair.step();
+        }
+        pair.step();
+    }
+}
+
+/// Takes a message of the error queue: its result, and the first and the last number of the sends
+/// that its notices are about (MSG_ZEROCOPY in Documentation/networking/msg_zerocopy.rst).
+fn told(fd: sys::Fd) -> (sys::Ret, Vec<(u32, u32)>) {
+    let mut control = [0_u64; 32];
+    // SAFETY: a msghdr of zeroes is valid.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control);
+    // SAFETY: the control buffer outlives the call.
+    let result = sys::ret(unsafe { libc::recvmsg(fd, &mut header, libc::MSG_ERRQUEUE) } as i64);
+    let mut notices = Vec::new();
+    if result.0.is_ok() {
+        // SAFETY: the kernel filled the control buffer in.
+        unsafe {
+            let mut at = libc::CMSG_FIRSTHDR(&header);
+            while !at.is_null() {
+                let notice = libc::CMSG_DATA(at).cast::<libc::sock_extended_err>();
+                let notice = notice.read_unaligned();
+                notices.push((notice.ee_info, notice.ee_data));
+                at = libc::CMSG_NXTHDR(&header, at);
+            }
+        }
+    }
+    (result, notices)
 }
 
 /// Sleeps long enough that the other role is most likely asleep in its call again. No result

@@ -539,7 +539,12 @@ unsafe fn to_carrier(
     message.msg_iovlen = count as _;
     message.msg_control = control;
     message.msg_controllen = control_len as _;
-    let flags = flags & !libc::MSG_ZEROCOPY | libc::MSG_DONTWAIT;
+    // The kernel gives one notice for each of its calls, and the program expects one for each of
+    // its own. So only the first bytes of a call go without a copy.
+    let flags = match skip {
+        0 => flags | libc::MSG_DONTWAIT,
+        _ => flags & !libc::MSG_ZEROCOPY | libc::MSG_DONTWAIT,
+    };
     let sent = unix::counted(connection, end, || {
         // SAFETY: the window names parts of the program's buffers, and so does `control`. SIGPIPE
         // comes from the kernel, unless the flags forbid it.
