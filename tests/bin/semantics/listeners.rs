@@ -53,6 +53,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::roles("listener_of_a_program_that_ends_by_exec_refuses", |role| {
         of_child(role, || crate::exec::execute(&["nothing"]));
     }),
+    Case::roles(
+        "listener_that_listens_again_has_its_new_backlog",
+        fewer_may_wait,
+    ),
     Case::roles("listener_of_a_killed_child_refuses", |role| {
         of_child(role, || {
             // SAFETY: ends this process.
@@ -70,6 +74,68 @@ fn listen(role: &Role) -> (Fd, u16) {
     sys::bind_anywhere(listener, role.family).value();
     sys::listen(listener, 8).value();
     (listener, sys::name(listener, false).expect("bound").2)
+}
+
+/// Fewer connections than before may wait for `accept`. (Carriers, the kernel and an engine each
+/// let some wait.) Before, there were many at a time, with a carrier each.
+fn fewer_may_wait(role: &Role) {
+    const BACKLOG: i32 = 1;
+    const MANY: usize = 8;
+    const ROUNDS: usize = 3;
+    let mut bytes = *b"turn";
+    if role.server() {
+        let (listener, port) = listen(role);
+        role.tell(u32::from(port));
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, listener, libc::EPOLLIN, 1).value();
+        for _ in 0..ROUNDS {
+            let accept = |_| {
+                sys::epoll_wait(epoll, 1, 20_000).0.value();
+                let fd = sys::accept(listener).fd();
+                receive_all(fd, &mut bytes);
+                send_all(fd, &bytes);
+                role.step();
+                fd
+            };
+            let many: Vec<Fd> = (0..MANY).map(accept).collect();
+            role.step();
+            for fd in many {
+                sys::read(fd, &mut [0; 4]);
+                sys::close(fd).value();
+            }
+            role.step();
+        }
+        role.say("listen", sys::listen(listener, BACKLOG));
+        role.step();
+        role.step();
+    } else {
+        let port = role.hear_port();
+        for _ in 0..ROUNDS {
+            let connect = |_| {
+                let fd = role.connect(port);
+                send_all(fd, &bytes);
+                receive_all(fd, &mut bytes);
+                role.step();
+                fd
+            };
+            let many: Vec<Fd> = (0..MANY).map(connect).collect();
+            many.into_iter().for_each(|fd| {
+                sys::close(fd).value();
+            });
+            role.step();
+            role.step();
+        }
+        role.step();
+        let is_connected = |fd: &Fd| {
+            let result = sys::connect(*fd, role.family, port);
+            // Over a network the answer comes later.
+            result.0.is_ok() || sys::poll(&[(*fd, libc::POLLOUT)], 500).0.len() == 1
+        };
+        let all = (0..MANY).map(|_| sys::socket(role.family, libc::SOCK_NONBLOCK));
+        let waiting = all.take_while(is_connected).count();
+        role.say("few", (1..MANY).contains(&waiting));
+        role.step();
+    }
 }
 
 /// Makes short connections through `listener`, by an epoll instance, as a server does. The last of

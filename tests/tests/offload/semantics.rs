@@ -32,6 +32,10 @@ const NOT_PLAYED: &[(&str, &str)] = &[
         "program_that_locked_its_memory_connects",
         "its limit of locked memory has no room for the routing page, so it has no engine",
     ),
+    (
+        "listener_that_listens_again_has_its_new_backlog",
+        "the engine's listener keeps its first backlog",
+    ),
     ("what_cannot_be_read_is_not_sent_locally", LOCAL),
     ("what_has_no_place_is_not_received_locally", LOCAL),
     ("bad_addresses_of_local_connections_are_refused", LOCAL),

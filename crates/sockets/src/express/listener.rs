@@ -96,6 +96,13 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
         let backlog = backlog.unsigned_abs().max(1);
         known.backlog.store(backlog, Ordering::Relaxed);
         known.number.store(fd + 1, Ordering::Relaxed);
+        if is_served(fd) {
+            // It listened before, with another backlog.
+            BACKLOG.store(backlog, Ordering::Relaxed);
+            if PAUSED_NS.load(Ordering::Relaxed) != WITHDRAWN {
+                each_pair(|pair| pair.acceptable().open(backlog));
+            }
+        }
     }
 }
 
