@@ -88,24 +88,17 @@ unsafe extern "C" fn _IO_fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     unsafe { fdopen(fd, mode) }
 }
 
-/// libc is about to close the descriptor of `stream` internally. True when it is a listener:
-/// [`after_closing`] gets this answer.
+/// Makes `call`, in which libc closes the descriptor of `stream`.
 ///
 /// # Safety
-/// The stream is open.
-unsafe fn before_closing(stream: *mut FILE) -> bool {
+/// The stream is open, or null.
+#[unsafe(link_section = ".text.startup")]
+unsafe fn closed_by<T>(stream: *mut FILE, call: impl FnOnce() -> T) -> T {
     if stream.is_null() {
-        return false;
+        return call();
     }
     // SAFETY: the caller's promise.
-    api::stream_closes(unsafe { real::fileno(stream) })
-}
-
-#[inline]
-fn after_closing(was_listener: bool) {
-    if was_listener {
-        api::listening_stream_closed();
-    }
+    api::stream_closed_by(unsafe { real::fileno(stream) }, call)
 }
 
 /// `fclose(3)`.
@@ -113,12 +106,7 @@ fn after_closing(was_listener: bool) {
 #[unsafe(link_section = ".text.startup")]
 unsafe extern "C" fn fclose(stream: *mut FILE) -> c_int {
     // SAFETY: passed on with the caller's promises.
-    unsafe {
-        let was_listener = before_closing(stream);
-        let result = real::fclose(stream);
-        after_closing(was_listener);
-        result
-    }
+    unsafe { closed_by(stream, || real::fclose(stream)) }
 }
 
 /// libc's own name for `fclose`.
@@ -137,12 +125,13 @@ macro_rules! reopens {
             mode: *const c_char,
             stream: *mut FILE,
         ) -> *mut FILE {
-            // SAFETY: passed on with the caller's promises. Without a path the file stays the same.
-            unsafe {
-                let was_listener = !path.is_null() && before_closing(stream);
-                let reopened = real::$name(path, mode, stream);
-                after_closing(was_listener);
-                reopened
+            // SAFETY: passed on with the caller's promises.
+            let reopen = || unsafe { real::$name(path, mode, stream) };
+            match path.is_null() {
+                // The file stays the same.
+                true => reopen(),
+                // SAFETY: as above.
+                false => unsafe { closed_by(stream, reopen) },
             }
         }
     )*};

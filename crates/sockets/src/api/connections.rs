@@ -42,10 +42,8 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
         && unsafe { disconnects(address, len) }
     {
         errno::keep(|| listener::closing(fd));
-        if passive_open::is_ending(fd) {
-            let result = unsafe { real::connect(fd, address, len) };
-            passive_open::stopped_listening();
-            return result;
+        if is_announced {
+            return passive_open::ended_by(fd, || unsafe { real::connect(fd, address, len) });
         }
     }
     if routing::has_business() && is_readable() {
@@ -424,15 +422,9 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     result
 }
 
-#[cold]
-unsafe fn shut_listener(fd: c_int, how: c_int) -> c_int {
-    let result = unsafe { real::shutdown(fd, how) };
-    passive_open::stopped_listening();
-    result
-}
-
 /// `shutdown(2)`.
 pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
+    let mut is_listener_over = false;
     if let Some(c) = connection::at(fd) {
         if (libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
             errno::keep(|| shutting(&c, how));
@@ -445,12 +437,11 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
             if listener::are_any() {
                 errno::keep(|| listener::closing(fd));
             }
-            if passive_open::is_ending(fd) {
-                return unsafe { shut_listener(fd, how) };
-            }
+            is_listener_over = passive_open::is_ending(fd);
         }
     }
-    let result = unsafe { real::shutdown(fd, how) };
+    let call = || unsafe { real::shutdown(fd, how) };
+    let result = passive_open::told_after(is_listener_over, call);
     if let Some(c) = connection::at(fd) {
         news::push_ready_and_wake(&c);
     }

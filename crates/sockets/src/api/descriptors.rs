@@ -34,9 +34,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
             }
             if descriptors::is_noted(fd) && !process::borrowed_memory() {
                 errno::keep(|| closing::closing(fd));
-                if passive_open::is_ending(fd) {
-                    return unsafe { close_listener(fd) };
-                }
+                return passive_open::ended_by(fd, || unsafe { real::close(fd) });
             }
         }
         Kind::Own => {
@@ -53,13 +51,6 @@ pub unsafe fn close(fd: c_int) -> c_int {
         }
     }
     unsafe { real::close(fd) }
-}
-
-#[cold]
-unsafe fn close_listener(fd: c_int) -> c_int {
-    let result = unsafe { real::close(fd) };
-    passive_open::stopped_listening();
-    result
 }
 
 /// `close_range(2)`, which spares the library's descriptors.
@@ -101,13 +92,12 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         }
         _ => errno::keep(|| closing::closing(fd)),
     });
-    if from <= last {
-        result |= unsafe { real::close_range(from, last, flags) };
-    }
-    if has_listener {
-        passive_open::stopped_listening();
-    }
-    result
+    passive_open::told_after(has_listener, || {
+        if from <= last {
+            result |= unsafe { real::close_range(from, last, flags) };
+        }
+        result
+    })
 }
 
 /// `closefrom(3)`.
@@ -124,23 +114,18 @@ pub unsafe fn dup(fd: c_int) -> c_int {
 /// `dup2(2)`.
 pub unsafe fn dup2(from: c_int, to: c_int) -> c_int {
     let is_listener_over = before_replacing(from, to, 0);
-    let result = unsafe { real::dup2(from, to) };
-    if from == to {
-        return result;
+    let result = passive_open::told_after(is_listener_over, || unsafe { real::dup2(from, to) });
+    match from == to {
+        true => result,
+        false => note_duplicate(from, result),
     }
-    if is_listener_over {
-        passive_open::stopped_listening();
-    }
-    note_duplicate(from, result)
 }
 
 /// `dup3(2)`.
 pub unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     let is_listener_over = before_replacing(from, to, flags);
-    let result = unsafe { real::dup3(from, to, flags) };
-    if is_listener_over {
-        passive_open::stopped_listening();
-    }
+    let call = || unsafe { real::dup3(from, to, flags) };
+    let result = passive_open::told_after(is_listener_over, call);
     note_duplicate(from, result)
 }
 

@@ -78,13 +78,16 @@ pub fn stdio_needs_us(fd: c_int) -> bool {
     false
 }
 
-/// libc is about to close `fd`, the descriptor of one of its streams, without a call of ours. The
-/// number may be used again. (A stream that our calls serve is closed by our calls.)
-///
-/// True when [`listening_stream_closed`] must be called afterwards.
-#[must_use]
+/// Makes `call`, in which libc closes `fd`, the descriptor of one of its streams, without a call of
+/// ours. The number may be used again. (A stream that our calls serve is closed by our calls.)
 #[unsafe(link_section = ".text.startup")]
-pub fn stream_closes(fd: c_int) -> bool {
+pub fn stream_closed_by<T>(fd: c_int, call: impl FnOnce() -> T) -> T {
+    passive_open::told_after(stream_closes(fd), call)
+}
+
+/// True when a listener ends.
+#[unsafe(link_section = ".text.startup")]
+fn stream_closes(fd: c_int) -> bool {
     if kept_bytes::has_any() && !confinement::is_guest() {
         kept_bytes::closing(fd);
     }
@@ -97,11 +100,6 @@ pub fn stream_closes(fd: c_int) -> bool {
         errno::keep(|| listener::closing(fd));
     }
     passive_open::is_ending(fd)
-}
-
-/// libc has closed a listener, the descriptor of one of its streams.
-pub fn listening_stream_closed() {
-    passive_open::stopped_listening();
 }
 
 /// True when `fd` is tracked or has kept bytes: calls that libc would make internally must go

@@ -64,8 +64,23 @@ pub(crate) fn is_announced(fd: i32) -> bool {
     routing::is_wanted() && descriptors::is_listener(fd)
 }
 
-/// As [`is_announced`], when the listener at `fd` is about to end. The caller then calls
-/// [`stopped_listening`] as soon as it has ended.
+/// Makes `call`, with which the program ends the listener at `fd`, if it is one. Then the adapter
+/// is told.
+pub(crate) fn ended_by<T>(fd: i32, call: impl FnOnce() -> T) -> T {
+    told_after(is_ending(fd), call)
+}
+
+/// As [`ended_by`], for a call that ends several listeners; `is_ending` when it ends any.
+pub(crate) fn told_after<T>(is_ending: bool, call: impl FnOnce() -> T) -> T {
+    let result = call();
+    if is_ending {
+        stopped_listening();
+    }
+    result
+}
+
+/// As [`is_announced`], when the listener at `fd` is about to end: it is forgotten, and the caller
+/// passes the answer to [`told_after`].
 pub(crate) fn is_ending(fd: i32) -> bool {
     let is_ending = is_announced(fd) && !process::borrowed_memory();
     if is_ending {
@@ -74,9 +89,8 @@ pub(crate) fn is_ending(fd: i32) -> bool {
     is_ending
 }
 
-/// A listener has ended.
 #[cold]
-pub(crate) fn stopped_listening() {
+fn stopped_listening() {
     errno::keep(|| adapter::send_message(&Message::new(Kind::Unlisten)));
 }
 
