@@ -57,6 +57,23 @@ pub(crate) const CASES: &[Case] = &[
         "listener_that_listens_again_has_its_new_backlog",
         fewer_may_wait,
     ),
+    Case::roles("port_of_a_closed_listener_is_free", |role| {
+        frees_its_port(role, |role, listener| {
+            serve(role, listener);
+            sys::close(listener).value();
+        });
+    }),
+    Case::roles("port_of_a_server_that_ended_is_free", |role| {
+        frees_its_port(role, |role, listener| {
+            let child = sys::fork();
+            if child == 0 {
+                serve(role, listener);
+                sys::exit_now(0);
+            }
+            sys::close(listener).value();
+            role.say("child", sys::wait_for(child));
+        });
+    }),
     Case::roles("listener_of_a_killed_child_refuses", |role| {
         of_child(role, || {
             // SAFETY: ends this process.
@@ -136,6 +153,26 @@ fn fewer_may_wait(role: &Role) {
         role.say("few", (1..MANY).contains(&waiting));
         role.step();
     }
+}
+
+/// Another listener may have the port of a server without `SO_REUSEADDR` as soon as the server has
+/// ended, if its clients have closed their connections first.
+fn frees_its_port(role: &Role, server: impl Fn(&Role, Fd)) {
+    if role.server() {
+        let listener = sys::socket(role.family, libc::SOCK_NONBLOCK);
+        sys::bind_anywhere(listener, role.family).value();
+        sys::listen(listener, 8).value();
+        let port = sys::name(listener, false).expect("bound").2;
+        role.tell(u32::from(port));
+        server(role, listener);
+        let next = sys::socket(role.family, 0);
+        role.say("bind", sys::bind_port(next, role.family, port));
+        role.say("listen", sys::listen(next, 8));
+    } else {
+        let port = role.hear_port();
+        ask(role, port);
+    }
+    role.step();
 }
 
 /// Makes short connections through `listener`, by an epoll instance, as a server does. The last of

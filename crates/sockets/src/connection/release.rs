@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::rendezvous::{Kind, Message};
-use toehold_channel::table::{EntryState, FLAG_ASKED, Mode};
+use toehold_channel::table::{EntryState, FLAG_ACCEPTED, FLAG_ASKED, Mode};
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::carrier::Carrier;
@@ -15,6 +15,7 @@ use crate::connection::orderings::{LAST_USER_ACQ_REL, STATE_RELEASE};
 use crate::connection::resets;
 use crate::connection::{self, Connection, Local};
 use crate::direction::{self, doorbells, notifier, takeover};
+use crate::express::turns;
 use crate::memory::slabs;
 use crate::pairing::shown_socket;
 use crate::process::{self, holders};
@@ -107,7 +108,22 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
         // was lost".
         sys::set_linger(connection.number(), [1, 0]);
     }
+    if clean {
+        leave_no_trace(connection, end);
+    }
     notifier::notify_of_end(connection, end);
+}
+
+/// The carrier of an accepted connection is about to be closed in order, and the peer's program has
+/// closed before, but its library or the engine keeps the carrier. On the kernel nothing of the
+/// connection would be left here. An ordinary close would keep the listener's port in use until the
+/// peer's end of the carrier is closed, and then for a minute (TIME_WAIT): a new server without
+/// `SO_REUSEADDR` could not have the port. So the close is a reset, which no program sees.
+pub(crate) fn leave_no_trace(connection: &Connection, end: &End<'_>) {
+    let flags = connection.entry.flags.load(Ordering::Relaxed);
+    if flags & FLAG_ACCEPTED != 0 && turns::is_over(connection, end) {
+        sys::set_linger(connection.number(), [1, 0]);
+    }
 }
 
 /// Where bytes of the peer's are left unread at the last close.

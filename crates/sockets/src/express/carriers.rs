@@ -281,6 +281,19 @@ fn retire_for(role: Role, index: u32, why: RetireReason) {
     close(role, &connection);
 }
 
+/// The process is about to end, and the kernel will close its carriers.
+pub(super) fn ending() {
+    each(Role::Accepting, |index, _, _| {
+        if let Some(connection) = carrier(index)
+            && let (Some(end), Some(turn)) = (connection.end(), turns::turn_of(connection.entry))
+            && end.turns().retire(turn).is_none()
+        {
+            release::leave_no_trace(&connection, &end);
+        }
+        true
+    });
+}
+
 /// Closes a carrier after the peer has withdrawn the connection for which it had claimed the
 /// carrier.
 pub(super) fn close(role: Role, connection: &Connection) {

@@ -117,6 +117,14 @@ pub(crate) fn end() {
     WANTED.store(false, Ordering::Relaxed);
 }
 
+/// The process is about to end.
+pub(crate) fn ending() {
+    // Without the lock another thread may be using the lists.
+    if let Some(_held) = LOCK.try_lock() {
+        carriers::ending();
+    }
+}
+
 /// Retires all carriers and closes all spare sockets. The caller holds the lock.
 fn give_all_up() {
     listener::stop();

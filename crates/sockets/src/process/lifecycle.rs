@@ -42,6 +42,7 @@ pub fn ending() {
     if !process::is_started() || process::borrowed_memory() {
         return;
     }
+    express::ending();
     connection::each_held(|index, entry, local| {
         release::holder_ends(&connection::held(index, entry, local));
     });
