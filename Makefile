@@ -28,7 +28,8 @@ demo: ## install load generators, build, and show the kernel against Toehold
 .PHONY: test
 test: ## everything that can be tested on this host; installs what that takes
 	@scripts/deps.sh rust demo test suites deb
-	cargo xtask test
+	@# Without --package: with the features of the whole workspace, as the tests are built then.
+	cargo run --quiet --bin xtask -- test
 
 .PHONY: test-pages
 test-pages: ## the lab's pages in headless Chromium, with screenshots; installs it

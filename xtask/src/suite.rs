@@ -409,13 +409,32 @@ fn add_e2e(steps: &mut Steps, name: &'static str, arguments: &[impl AsRef<OsStr>
 
 /// Arguments of `cargo test` for all end-to-end tests but those of [`OFFLOAD`].
 fn all_but_offload() -> Vec<String> {
-    // The library and the programs under test have tests, too.
-    let mut arguments = vec!["--lib".to_owned(), "--bins".to_owned()];
+    // The library has tests, too, and so have some of the programs under test. The others are not
+    // compiled a second time, as test programs without a test.
+    let mut arguments = vec!["--lib".to_owned()];
     let programs = test_programs(&root().join("tests/tests"));
-    for program in programs.into_iter().filter(|program| program != OFFLOAD) {
-        arguments.extend(["--test".to_owned(), program]);
-    }
+    let programs = programs.into_iter().filter(|program| program != OFFLOAD);
+    arguments.extend(programs.flat_map(|program| ["--test".to_owned(), program]));
+    let programs = programs_with_tests(&root().join("tests/bin")).into_iter();
+    arguments.extend(programs.flat_map(|program| ["--bin".to_owned(), program]));
     arguments
+}
+
+/// The names of the folders in `folder` that have a source with a test.
+fn programs_with_tests(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let programs = entries.filter(|entry| has_test(&entry.path()));
+    let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    programs.map(name).collect()
+}
+
+/// Whether a file, or one of a folder, has a test.
+fn has_test(path: &Path) -> bool {
+    if path.is_dir() {
+        let mut entries = fs::read_dir(path).into_iter().flatten().flatten();
+        return entries.any(|entry| has_test(&entry.path()));
+    }
+    fs::read_to_string(path).is_ok_and(|source| source.contains("#[test]"))
 }
 
 /// The names of the test programs whose sources are in a folder.
@@ -653,6 +672,13 @@ mod tests {
                 .count(),
             1
         );
+    }
+
+    #[test]
+    fn programs_under_test_are_test_programs_only_where_they_have_tests() {
+        let programs = programs_with_tests(&root().join("tests/bin"));
+        assert_eq!(programs, ["programs"]);
+        assert!(all_but_offload().ends_with(&["--bin".to_owned(), "programs".to_owned()]));
     }
 
     #[test]
