@@ -99,7 +99,8 @@ impl Ruled {
     }
 
     /// Whether both programs of a crowd come to wait in a mode, by the rule on a line. They report
-    /// the mode, and the client's blocking receives sleep or spin accordingly.
+    /// the mode, and the client's blocking receives sleep or spin accordingly. A server that sleeps
+    /// in `epoll_wait` is woken by the pair.
     fn waits(&self, crowd: &mut Crowd, mode: &str, line: Option<usize>) -> bool {
         let rule = line.map(|line| format!("{}, line {line}", self.file().display()));
         wait_until(TIME_LIMIT, || {
@@ -114,7 +115,11 @@ impl Ruled {
             are_told
                 && match mode {
                     "poll" => grown("wakeups") == 0,
-                    "event" => grown("wakeups") > 0 && grown("spins_failed") == 0,
+                    "event" => {
+                        grown("wakeups") > 0
+                            && grown("spins_failed") == 0
+                            && grown("doorbells_by_pair") > 0
+                    }
                     _ => true,
                 }
         })

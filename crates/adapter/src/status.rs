@@ -78,6 +78,8 @@ pub(crate) struct Connection {
     pub(crate) upgrades: u32,
     pub(crate) downgrades: u32,
     pub(crate) doorbells_rung: u32,
+    /// Those of `doorbells_rung` that were no bytes on the carrier.
+    pub(crate) doorbells_by_pair: u32,
     pub(crate) doorbells_suppressed: u32,
     pub(crate) wakeups: u32,
     pub(crate) spins_paid: u32,
@@ -596,6 +598,8 @@ fn connection(
     let path = if tx_path == DIRECT { tx_path } else { rx_path };
     let calls = count(&entry.tx_calls).saturating_add(count(&entry.rx_calls));
     let doorbells = word(&entry.doorbells);
+    let by_pair = word(&entry.pair_doorbells);
+    let rung = doorbells.wrapping_add(by_pair);
     // If the library opened the connection through the engine, it has sent a preamble, and the
     // answer was one byte.
     let is_asked_for = is_offloaded && word(&entry.flags) & FLAG_ACCEPTED == 0;
@@ -628,13 +632,14 @@ fn connection(
         bytes_ring_rx: ring(&entry.rx_ring).saturating_add(count(&entry.rx_ring_before)),
         upgrades: word(&entry.upgrades),
         downgrades: word(&entry.downgrades),
-        doorbells_rung: doorbells,
+        doorbells_rung: rung,
+        doorbells_by_pair: by_pair,
         doorbells_suppressed: word(&entry.doorbells_suppressed),
         wakeups: word(&entry.wakeups),
         spins_paid: word(&entry.spins_paid),
         spins_failed: word(&entry.spins_failed),
         copies: calls,
-        syscalls_avoided: calls.saturating_sub(doorbells.into()),
+        syscalls_avoided: calls.saturating_sub(rung.into()),
     }
 }
 

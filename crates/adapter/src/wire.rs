@@ -3,10 +3,8 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+pub use toehold_channel::rendezvous::DESCRIPTORS_MAX;
 use toehold_channel::rendezvous::{Kind, MESSAGE_BYTES, Message, MessageError};
-
-/// Most descriptors a message may carry: an offer's slab and pair.
-pub const DESCRIPTORS_MAX: usize = 2;
 
 /// The result of a receive.
 #[derive(Debug)]

@@ -19,6 +19,12 @@
 //! when it has changed that ready bitmap's `sleeping` from 1 to 0. The notifier sets the bit with a
 //! read-modify-write (a full barrier) and then loads `sleeping`; the sleeper stores `sleeping`,
 //! fences, then scans the bits. So no wake-up is lost, by the argument above.
+//!
+//! A doorbell is a byte on the carrier, or a write to the pair's `eventfd`, which costs a third of
+//! that ([`Doorbell`]). The value of `sleeping` says which one the sleeper takes. A sleeper that
+//! takes the `eventfd` watches its carriers too, so the notifier may always ring the carrier
+//! instead. The sleeper looks at the bits after it has taken the event of the `eventfd`, so a write
+//! for an earlier sleep costs one look and hides no later write.
 
 use crate::layout::{READY_BITMAPS, READY_BITS, ReadyBitmap, Wake};
 use crate::ring::Fault;
@@ -36,7 +42,7 @@ pub fn are_doorbells(bytes: &[u8]) -> bool {
 
 /// Every access to a wake word (`Wake::wake`), to the bits of a ready bitmap and to its `sleeping`.
 /// Each side's pairs with the other side's, as drawn above: the sleeper's stores with the loads in
-/// [`must_ring`], the notifier's exchange in [`mark`] with the sleeper's scan.
+/// [`due`], the notifier's exchange in [`mark`] with the sleeper's scan.
 pub const WAKE_SEQ_CST: Ordering = Ordering::SeqCst;
 
 /// The wake-up that a side wants for new bytes and credit.
@@ -101,37 +107,79 @@ impl WakeWord {
     }
 }
 
-/// Decides whether the carrier must be rung, after bytes or credit were published to the side that
-/// owns `wake`. `bitmap` finds one of that side's ready bitmaps. Consumes the request: only one of
-/// several notifiers is told to ring.
+/// In [`ReadyBitmap::sleeping`]: nobody sleeps.
+pub const SLEEPS_NOT: u32 = 0;
+/// In [`ReadyBitmap::sleeping`]: a thread sleeps until the carrier is rung.
+pub const SLEEPS_ON_CARRIER: u32 = 1;
+/// In [`ReadyBitmap::sleeping`]: a thread sleeps until the pair's `eventfd` or the carrier is rung.
+pub const SLEEPS_ON_PAIR: u32 = 2;
+
+/// The doorbell that wakes a sleeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doorbell {
+    /// A byte on the carrier.
+    Carrier,
+    /// A write to the pair's `eventfd`, or a byte on the carrier if the notifier has no such
+    /// `eventfd`.
+    Pair,
+}
+
+/// Decides whether the peer must be rung, and how, after bytes or credit were published to the side
+/// that owns `wake`. `bitmap` finds one of that side's ready bitmaps. Consumes the request: only
+/// one of several notifiers is told to ring.
 ///
 /// # Errors
 /// [`Fault::Wake`] when the word makes no sense.
 #[inline(always)]
-pub fn must_ring<'b>(
+pub fn due<'b>(
     wake: &Wake,
     bitmap: impl FnOnce(u32) -> Option<&'b ReadyBitmap>,
-) -> Result<bool, Fault> {
+) -> Result<Option<Doorbell>, Fault> {
     let mut word = wake.wake.load(WAKE_SEQ_CST);
     if word == WORD_BELL {
         let (bell, none) = (WORD_BELL, WORD_NONE);
         match (wake.wake).compare_exchange(bell, none, WAKE_SEQ_CST, WAKE_SEQ_CST) {
-            Ok(_) => return Ok(true),
+            Ok(_) => return Ok(Some(Doorbell::Carrier)),
             // Another notifier or the sleeper changed the word first. The sleeper looks by itself,
             // but it may have stored a ready bitmap, whose bit still has to be set.
             Err(instead) => word = instead,
         }
     }
     let WakeWord::Bitmap { bitmap: index, bit } = WakeWord::from_untrusted(word)? else {
-        return Ok(false);
+        return Ok(None);
     };
     let bitmap = bitmap(index).ok_or(Fault::Wake)?;
     mark(bitmap, bit);
-    Ok(bitmap.sleeping.load(WAKE_SEQ_CST) == 1
-        && bitmap
-            .sleeping
-            .compare_exchange(1, 0, WAKE_SEQ_CST, Ordering::Relaxed)
-            .is_ok())
+    let sleeping = bitmap.sleeping.load(WAKE_SEQ_CST);
+    Ok(if sleeping.is(SLEEPS_ON_CARRIER) {
+        wakes(bitmap, SLEEPS_ON_CARRIER).then_some(Doorbell::Carrier)
+    } else if sleeping.is(SLEEPS_ON_PAIR) {
+        wakes(bitmap, SLEEPS_ON_PAIR).then_some(Doorbell::Pair)
+    } else {
+        None
+    })
+}
+
+/// True when it is up to this notifier to ring: the sleep word is `sleeping`, and now it is not. If
+/// it has changed meanwhile, another notifier rings, or the sleeper looks again after its store.
+#[inline(always)]
+fn wakes(bitmap: &ReadyBitmap, sleeping: u32) -> bool {
+    let awake = SLEEPS_NOT;
+    (bitmap.sleeping)
+        .compare_exchange(sleeping, awake, WAKE_SEQ_CST, Ordering::Relaxed)
+        .is_ok()
+}
+
+/// As [`due`], of a peer that takes every doorbell on its carrier.
+///
+/// # Errors
+/// As [`due`].
+#[inline(always)]
+pub fn must_ring<'b>(
+    wake: &Wake,
+    bitmap: impl FnOnce(u32) -> Option<&'b ReadyBitmap>,
+) -> Result<bool, Fault> {
+    due(wake, bitmap).map(|due| due.is_some())
 }
 
 /// Sets `bit` of `bitmap`.
@@ -142,7 +190,7 @@ pub fn must_ring<'b>(
 #[inline(always)]
 pub fn mark(bitmap: &ReadyBitmap, bit: u32) {
     bitmap.bits[bit as usize / 64].fetch_or(1 << (bit % 64), WAKE_SEQ_CST);
-    // `must_ring` loads `sleeping` next. Two `SeqCst` accesses stay in order, but loom models that
+    // `due` loads `sleeping` next. Two `SeqCst` accesses stay in order, but loom models that
     // for fences only. Pairs with the sleeper's fence, after it has stored `sleeping`.
     #[cfg(loom)]
     crate::sync::fence(Ordering::SeqCst);

@@ -240,8 +240,9 @@ pub const READY_WORDS: usize = READY_BITS / 64;
 /// A ready bitmap: which channels of a pair have news for one epoll instance.
 #[repr(C, align(128))]
 pub struct ReadyBitmap {
-    /// 1 while a thread sleeps on this ready bitmap's epoll instance: the notifier sets it to 0 and
-    /// rings.
+    /// Whether a thread sleeps on this ready bitmap's epoll instance, and for which doorbell
+    /// ([`crate::doorbell::SLEEPS_ON_CARRIER`], [`crate::doorbell::SLEEPS_ON_PAIR`]): the notifier
+    /// sets it to 0 and rings.
     pub sleeping: Word32,
     _pad: [u32; 15],
     /// One more than the number of the processor on which a waiting thread of that epoll instance

@@ -81,7 +81,7 @@ pub struct Message {
     /// Remote port, host byte order.
     pub remote_port: u16,
     /// `Offer`: which descriptors come with it, in this order: [`SLAB_ATTACHED`],
-    /// [`PAIR_ATTACHED`]; and [`SAME_USER`].
+    /// [`PAIR_ATTACHED`], [`DOORBELLS_ATTACHED`]; and [`SAME_USER`].
     pub attached: u32,
 }
 
@@ -94,6 +94,12 @@ pub const PAIR_ATTACHED: u32 = 2;
 /// In `attached`: both ends are of one user, in one network namespace, and nothing translates
 /// addresses between them. For ends of two users see [`Message::listener`].
 pub const SAME_USER: u32 = 4;
+
+/// In `attached`: the pair's doorbells ([`crate::doorbell::Doorbell::Pair`]), two `eventfd`s: the
+/// one that wakes the receiver of the message, then the one that wakes its peer.
+pub const DOORBELLS_ATTACHED: u32 = 8;
+/// The most descriptors beside a message: those of an offer.
+pub const DESCRIPTORS_MAX: usize = 4;
 
 const _: () = assert!(size_of::<Message>() == 96);
 

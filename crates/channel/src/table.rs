@@ -31,7 +31,7 @@ use crate::untrusted::{Word32, Word64};
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, ready bitmap, message)
 /// changes.
-pub const LAYOUT_VERSION: u32 = 22;
+pub const LAYOUT_VERSION: u32 = 23;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -59,7 +59,7 @@ pub const FAMILY_PID: u32 = (1 << 22) - 1;
 
 /// The most processes of a family that can sleep on one connection and be recorded. Another sleeper
 /// is not recorded and may miss news that the recorded ones leave for it.
-pub const ASLEEP_MAX: usize = 11;
+pub const ASLEEP_MAX: usize = 10;
 
 /// The table's first page.
 #[repr(C)]
@@ -200,7 +200,7 @@ pub struct Entry {
     pub upgrades: AtomicU32,
     /// Directions moved back to the carrier.
     pub downgrades: AtomicU32,
-    /// Doorbells rung: bytes on the carrier.
+    /// Doorbells rung that are bytes on the carrier.
     pub doorbells: AtomicU32,
     /// Publications that needed no doorbell.
     pub doorbells_suppressed: AtomicU32,
@@ -227,6 +227,8 @@ pub struct Entry {
     /// Processes with threads that sleep in the kernel for the connection, 0 for a free place. A
     /// dead process may stay listed.
     pub asleep: [AtomicU32; ASLEEP_MAX],
+    /// Doorbells rung by the pair ([`crate::doorbell::Doorbell::Pair`]): no bytes on the carrier.
+    pub pair_doorbells: AtomicU32,
     /// One more than the ring position at which the next `MSG_PEEK` begins (`SO_PEEK_OFF`), if the
     /// program set that option while a channel was attached; 0 when the option is off or the kernel
     /// keeps it. Under the receive lock.

@@ -8,11 +8,12 @@ use crate::diag::Diag;
 use crate::pressure::Sampled;
 use crate::proc;
 use crate::proof::{self, Proved};
-use crate::regions::Memory;
+use crate::regions::{Memory, SharedFd};
 use crate::registry::{
     Address, Ask, ChannelId, ClientId, End, Ended, Introduction, Match, Outcome, PairId, Tuple,
 };
 use crate::tables::Tables;
+use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,7 +21,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use toehold_channel::layout::CAPACITY_LOG2_MAX;
 use toehold_channel::rendezvous::{
-    GOES_ON, Kind, Message, PAIR_ATTACHED, SAME_USER, SLAB_ATTACHED,
+    DOORBELLS_ATTACHED, GOES_ON, Kind, Message, PAIR_ATTACHED, SAME_USER, SLAB_ATTACHED,
 };
 use toehold_channel::table::{COMMAND_DETACH, Reason};
 
@@ -368,8 +369,17 @@ impl Daemon {
         // One end has accepted the connection.
         let listener = ends.iter().map(|&end| self.registry.listener(end)).max();
         let listener = listener.filter(|_| is_plain).unwrap_or(0);
+        let doorbells = self.doorbells_for(matched, ends);
         for (side, introduction) in matched.sides.iter().enumerate() {
             let mut offer = offer_of(matched, side as u32, introduction, memory);
+            if let Some([first, second]) = &doorbells {
+                let own_and_peers = match side {
+                    0 => [first, second],
+                    _ => [second, first],
+                };
+                offer.message.attached |= DOORBELLS_ATTACHED;
+                offer.descriptors.extend(own_and_peers.map(Clone::clone));
+            }
             offer.message.pair = self.spoken(matched.pair);
             if is_one_user {
                 offer.message.attached |= SAME_USER;
@@ -379,6 +389,18 @@ impl Daemon {
                 self.drop_client(introduction.client, &Fault::Deaf);
             }
         }
+    }
+
+    /// The doorbells of a new pair, by side. Only the two processes keep them: a program that
+    /// replaces itself does without. The engine looks at its rings by itself, and a process needs
+    /// no doorbell to wake itself. Without free descriptors there are none, and carriers are rung.
+    fn doorbells_for(&self, matched: &Match, ends: [End; 2]) -> Option<[SharedFd; 2]> {
+        if !matched.sides.iter().all(|side| side.pair_attached) || self.is_engines(ends) {
+            return None;
+        }
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let make = || eventfd(0, flags).ok().map(SharedFd::new);
+        Some([make()?, make()?])
     }
 
     /// Under pressure, has the least active channels give up their regions. A program that sleeps

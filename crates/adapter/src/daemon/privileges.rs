@@ -226,6 +226,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_connect,
     // Memory of clients, and the answer to status.
     libc::SYS_memfd_create,
+    libc::SYS_eventfd2,
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
     libc::SYS_pwrite64,

@@ -16,7 +16,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use toehold_freestanding::fd::OwnedFd;
 
-use toehold_channel::rendezvous::{Kind, MESSAGE_BYTES, Message, SOCKET_NAME};
+use toehold_channel::rendezvous::{DESCRIPTORS_MAX, Kind, MESSAGE_BYTES, Message, SOCKET_NAME};
 use toehold_channel::table::Reason;
 
 use crate::lock;
@@ -345,9 +345,21 @@ fn is_trusted(fd: i32) -> bool {
         .is_ok_and(|peer| peer.uid != NOBODY && [0, uid, trusted].contains(&peer.uid))
 }
 
-/// Room in a control message for two descriptors and the sender's credentials.
+/// Room in a control message for [`DESCRIPTORS_MAX`] descriptors and the sender's credentials.
 #[repr(C, align(8))]
 struct ControlBuffer([u8; 64]);
+
+const _: () = {
+    // SAFETY: arithmetic only.
+    let (files, sender) = unsafe {
+        let files = DESCRIPTORS_MAX * size_of::<i32>();
+        (
+            libc::CMSG_SPACE(files as u32),
+            libc::CMSG_SPACE(size_of::<libc::ucred>() as u32),
+        )
+    };
+    assert!((files + sender) as usize <= size_of::<ControlBuffer>());
+};
 
 /// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -458,7 +470,7 @@ pub(crate) type Received = (Message, Kind, Attached);
 
 /// The descriptors beside a message.
 pub(crate) struct Attached {
-    pub(crate) files: [Option<OwnedFd>; 2],
+    pub(crate) files: [Option<OwnedFd>; DESCRIPTORS_MAX],
     /// The kernel has dropped some, because this process has no numbers left.
     pub(crate) is_cut: bool,
 }
@@ -503,8 +515,8 @@ pub(crate) fn try_receive(adapter: i32) -> Option<Received> {
     }
 }
 
-fn descriptors_in(header: &libc::msghdr) -> [Option<OwnedFd>; 2] {
-    let mut out = [None, None];
+fn descriptors_in(header: &libc::msghdr) -> [Option<OwnedFd>; DESCRIPTORS_MAX] {
+    let mut out = [const { None }; DESCRIPTORS_MAX];
     // SAFETY: the kernel filled the control buffer that `header` describes; the macros stay inside
     // it.
     unsafe {

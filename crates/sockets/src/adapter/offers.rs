@@ -6,7 +6,9 @@ use core::sync::atomic::Ordering;
 use toehold_freestanding::fd::OwnedFd;
 
 use toehold_channel::layout::READY_BITS;
-use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SAME_USER, SLAB_ATTACHED};
+use toehold_channel::rendezvous::{
+    DESCRIPTORS_MAX, DOORBELLS_ATTACHED, Kind, Message, PAIR_ATTACHED, SAME_USER, SLAB_ATTACHED,
+};
 use toehold_channel::table::{Entry, EntryState, Reason};
 
 use crate::adapter;
@@ -60,16 +62,23 @@ pub(crate) fn handle_message(message: &Message, kind: Kind, attached: Attached) 
 /// close on return.
 fn take_offer(message: &Message, attached: Attached) {
     let is_cut = attached.is_cut;
-    let (slab_fd, pair_fd) = files_of(message, attached.files);
+    let Files {
+        slab: slab_fd,
+        pair: pair_fd,
+        doorbells,
+    } = files_of(message, attached.files);
     let slab_fd = slab_fd.as_ref().map(OwnedFd::as_fd);
     let side = (message.side & 1) as usize;
     let slot = message.slot.min(READY_BITS as u32 - 1);
     // The memory first: later offers may refer to it even if this connection is gone by now.
     let pair = find_pair(message.pair, side)
         .or_else(|| {
-            pair_fd
-                .as_ref()
-                .and_then(|fd| map_pair(message.pair, side, fd.as_fd(), forget_pair))
+            let file = pair_fd.as_ref()?.as_fd();
+            let pair = map_pair(message.pair, side, file, forget_pair)?;
+            if let Some([own, peers]) = doorbells {
+                pair.take_doorbells(own, peers);
+            }
+            Some(pair)
         })
         .or_else(|| map_other_side(message.pair, side, forget_pair));
     let found = pair.and_then(|pair| Some((pair, slabs::find(pair, slot, slab_fd)?)));
@@ -126,14 +135,29 @@ fn take_offer(message: &Message, attached: Attached) {
     local.offered.store(region.as_ptr(), Ordering::Relaxed);
 }
 
-/// The slab and the pair that come with an offer.
-fn files_of(
-    message: &Message,
-    [first, second]: [Option<OwnedFd>; 2],
-) -> (Option<OwnedFd>, Option<OwnedFd>) {
-    match message.attached & (SLAB_ATTACHED | PAIR_ATTACHED) {
-        PAIR_ATTACHED => (None, first),
-        _ => (first, second),
+/// The descriptors that come with an offer.
+struct Files {
+    slab: Option<OwnedFd>,
+    pair: Option<OwnedFd>,
+    /// This process's, and its peer's.
+    doorbells: Option<[OwnedFd; 2]>,
+}
+
+fn files_of(message: &Message, files: [Option<OwnedFd>; DESCRIPTORS_MAX]) -> Files {
+    let mut files = files.into_iter();
+    let mut next = |flag| match message.attached & flag {
+        0 => None,
+        _ => files.next().flatten(),
+    };
+    let (slab, pair, own) = (
+        next(SLAB_ATTACHED),
+        next(PAIR_ATTACHED),
+        next(DOORBELLS_ATTACHED),
+    );
+    Files {
+        slab,
+        pair,
+        doorbells: own.zip(next(DOORBELLS_ATTACHED)).map(<[OwnedFd; 2]>::from),
     }
 }
 

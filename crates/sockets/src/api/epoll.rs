@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 
-use libc::{epoll_event, sigset_t, timespec};
+use libc::{epoll_event, pollfd, sigset_t, timespec};
 use toehold_channel::table::{Reason, WaitMode};
 use toehold_freestanding::guarded;
 
@@ -16,8 +16,9 @@ use crate::epoll::{control, first_wait, lifetime};
 use crate::express::listener;
 use crate::offload::liveness::send_liveness_settings;
 use crate::process::descriptors::{self, Kind};
+use crate::process::pair_doorbells::Claim;
 use crate::process::{self, kept_bytes};
-use crate::system::{cancellation, errno, faults, real};
+use crate::system::{cancellation, errno, faults, real, sys};
 
 /// The program's event, if it can be read.
 ///
@@ -102,14 +103,34 @@ unsafe fn wait_on(
     }
     // SAFETY: the caller of the C function promises that the elements are its own.
     let list = unsafe { core::slice::from_raw_parts_mut(events, count) };
-    waiting::wait(instance, list, limit, |buffer, limit| {
-        let epfd = instance.descriptor(epfd);
+    waiting::wait(instance, list, limit, |buffer, sleep| {
+        let mut at = instance.descriptor(epfd);
         let len = buffer.len() as c_int;
+        let answer = buffer.as_mut_ptr().cast();
+        let (mut limit, mut mask) = (sleep.limit_ns, mask);
+        if let Some(doorbells) = sleep.doorbells.filter(|_| limit != Some(0)) {
+            // SAFETY: the mask is the program's own.
+            let result = unsafe { sleep_on_doorbells(at, doorbells, limit, mask) };
+            if result < 0 {
+                return result;
+            }
+            (limit, mask) = (Some(0), core::ptr::null());
+            if !instance.is_open() {
+                let Some(left) = doorbells.left_behind() else {
+                    return waiting::closed();
+                };
+                // SAFETY: the buffer is valid.
+                return unsafe { real::epoll_wait(left.descriptor(), answer, len, 0) };
+            }
+            if result == 0 {
+                return 0;
+            }
+            at = instance.descriptor(epfd);
+        }
         // Rounded up, so that we never return early and spin for the rest of a millisecond.
         let ms = limit.map_or(-1, |ns| {
             ns.div_ceil(1_000_000).min(c_int::MAX as u64) as c_int
         });
-        let answer = buffer.as_mut_ptr().cast();
         // SAFETY: the buffer is valid; the mask is the program's own.
         unsafe {
             if ms == 0 && !mask.is_null() && process::wait_mode() == WaitMode::Poll {
@@ -125,12 +146,44 @@ unsafe fn wait_on(
                 }
             }
             if mask.is_null() {
-                real::epoll_wait(epfd, answer, len, ms)
+                real::epoll_wait(at, answer, len, ms)
             } else {
-                real::epoll_pwait(epfd, answer, len, ms, mask)
+                real::epoll_pwait(at, answer, len, ms, mask)
             }
         }
     })
+}
+
+/// Sleeps until the instance at `epfd` has an event, or a pair's doorbell rings. Returns 1 when the
+/// instance has to be asked for its events, 0 when it has none, and -1 for an error.
+///
+/// # Safety
+/// `mask` is null, or is as `ppoll` wants it.
+unsafe fn sleep_on_doorbells(
+    epfd: c_int,
+    doorbells: &Claim,
+    limit: Option<u64>,
+    mask: *const sigset_t,
+) -> c_int {
+    let watched = |fd| pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut both = [watched(epfd), watched(doorbells.descriptor())];
+    let time = limit.map(sys::timespec);
+    let time = time.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    // SAFETY: two elements, and a time that is null or alive; the mask is the caller's promise.
+    let result = unsafe { real::ppoll(both.as_mut_ptr(), 2, time, mask) };
+    if result > 0 {
+        match both[1].revents {
+            0 => {}
+            libc::POLLIN => doorbells.take(),
+            _ => doorbells.lose(),
+        }
+        return c_int::from(both[0].revents != 0);
+    }
+    result
 }
 
 /// The number of the `count` places for events that can be written. The kernel notices a bad page

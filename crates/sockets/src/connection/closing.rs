@@ -26,8 +26,10 @@ use crate::connection::{self, Connection};
 use crate::direction::takeover;
 use crate::epoll::{early, lifetime, orphans};
 use crate::express::{self, listener, parking};
+use crate::memory::pairs;
 use crate::offload::awaiting;
 use crate::process::descriptors::{self, Kind, Recorded};
+use crate::process::pair_doorbells;
 use crate::process::table;
 
 /// `fd` is about to be closed, or another file is about to take its number.
@@ -128,4 +130,6 @@ pub(crate) fn vacate(fd: i32) {
     table::moved(fd, moved);
     adapter::moved(fd, moved);
     orphans::moved(fd, moved);
+    pair_doorbells::moved(fd, moved);
+    pairs::doorbell_moved(fd, moved);
 }

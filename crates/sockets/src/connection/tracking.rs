@@ -76,7 +76,8 @@ macro_rules! clear {
 fn reset(entry: &Entry, local: &Local) {
     clear!(entry: command, offer, refusal, offers_taken, side, slot);
     clear!(entry: carrier_calls, carrier_key, true_ports, faults, upgrades, downgrades);
-    clear!(entry: doorbells, doorbells_suppressed, wakeups, spins_paid, spins_failed);
+    clear!(entry: doorbells, pair_doorbells, doorbells_suppressed, wakeups);
+    clear!(entry: spins_paid, spins_failed);
     clear!(entry: rx_mode, rx_lock, rx_low_water, rx_hints, rx_empty, rx_records, rx_calls);
     clear!(entry: rx_carrier, rx_ring, rx_ring_before, rx_peek);
     clear!(entry: tx_mode, tx_lock, tx_was_full, tx_options, tx_records, tx_capacity_log2);

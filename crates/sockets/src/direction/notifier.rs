@@ -3,7 +3,9 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::{self, DOORBELL, WAKE_SEQ_CST, WakeWord};
+use toehold_channel::doorbell::{
+    self, DOORBELL, Doorbell, SLEEPS_NOT, SLEEPS_ON_CARRIER, WAKE_SEQ_CST, WakeWord,
+};
 use toehold_channel::layout::SIDE_ACQUIRE;
 use toehold_channel::table::Mode;
 use toehold_stream::end::End;
@@ -20,8 +22,10 @@ use crate::system::sys;
 #[inline(always)]
 pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let entry = connection.entry;
-    if must_ring(connection, end)? {
-        ring_or_move_down(connection, end);
+    if let Some(doorbell) = due(connection, end)? {
+        if !ring_pair(connection, doorbell) {
+            ring_or_move_down(connection, end);
+        }
     } else {
         let suppressed = entry.doorbells_suppressed.load(Ordering::Relaxed);
         entry
@@ -29,6 +33,19 @@ pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> 
             .store(suppressed.wrapping_add(1), Ordering::Relaxed);
     }
     Ok(())
+}
+
+/// Rings the pair's doorbell. False when the carrier has to be rung.
+fn ring_pair(connection: &Connection, doorbell: Doorbell) -> bool {
+    let pair = connection.local.pair.load(Ordering::Relaxed);
+    // SAFETY: as in `due`.
+    let pair = unsafe { pair.as_ref() };
+    let is_rung = doorbell == Doorbell::Pair && pair.is_some_and(|pair| pair.doorbell.ring());
+    if is_rung {
+        let rung = &connection.entry.pair_doorbells;
+        rung.fetch_add(1, Ordering::Relaxed);
+    }
+    is_rung
 }
 
 /// As [`ring`]. A peer that may not be rung any more has its news by the carrier.
@@ -48,20 +65,20 @@ fn ring_or_move_down(connection: &Connection, end: &End<'_>) {
         WakeWord::from_untrusted(end.theirs().wake.wake.load(WAKE_SEQ_CST))
     {
         let pair = connection.local.pair.load(Ordering::Relaxed);
-        // SAFETY: as in `must_ring`.
+        // SAFETY: as in `due`.
         if let Some(bitmap) = unsafe { pair.as_ref() }.and_then(|pair| pair.theirs(bitmap)) {
-            bitmap.sleeping.store(1, WAKE_SEQ_CST);
+            bitmap.sleeping.store(SLEEPS_ON_CARRIER, WAKE_SEQ_CST);
         }
     }
 }
 
-/// Marks the peer's ready bitmap. True when a doorbell has to follow.
+/// Marks the peer's ready bitmap. Returns the doorbell that has to follow.
 #[inline(always)]
-pub(crate) fn must_ring(connection: &Connection, end: &End<'_>) -> Result<bool, i32> {
+pub(crate) fn due(connection: &Connection, end: &End<'_>) -> Result<Option<Doorbell>, i32> {
     let pair = connection.local.pair.load(Ordering::Relaxed);
     // SAFETY: a connection's pair stays mapped until its release, which takes the send lock first.
     let pair = unsafe { pair.as_ref() };
-    doorbell::must_ring(&end.theirs().wake, |bitmap| {
+    doorbell::due(&end.theirs().wake, |bitmap| {
         pair.and_then(|pair| pair.theirs(bitmap))
     })
     .map_err(|fault| fault_of_peer(connection, fault))
@@ -92,7 +109,7 @@ pub(crate) fn ring_or_move_down_if_open(connection: &Connection, end: &End<'_>) 
 #[cold]
 pub(crate) fn call_peer(connection: &Connection, end: &End<'_>) {
     let pair = connection.local.pair.load(Ordering::Relaxed);
-    // SAFETY: as in `must_ring`.
+    // SAFETY: as in `due`.
     let Some(pair) = (unsafe { pair.as_ref() }) else {
         return;
     };
@@ -100,13 +117,14 @@ pub(crate) fn call_peer(connection: &Connection, end: &End<'_>) {
         Ok(WakeWord::Bell) => true,
         Ok(WakeWord::Bitmap { bitmap, .. }) => pair
             .theirs(bitmap)
-            .is_some_and(|bitmap| bitmap.sleeping.load(WAKE_SEQ_CST).is(1)),
+            .is_some_and(|bitmap| !bitmap.sleeping.load(WAKE_SEQ_CST).is(SLEEPS_NOT)),
         Ok(WakeWord::None) | Err(_) => false,
     };
     if sleeps
         && pair.may_call(table::request())
         && is_open(connection, end)
-        && must_ring(connection, end) == Ok(true)
+        && let Ok(Some(doorbell)) = due(connection, end)
+        && !ring_pair(connection, doorbell)
     {
         let _ = ring(connection, end);
     }
@@ -126,9 +144,13 @@ pub(crate) fn is_open(connection: &Connection, end: &End<'_>) -> bool {
 /// That takes a fifth of the time.
 pub(crate) fn notify_late(connection: &Connection, end: &End<'_>, is_seen: impl Fn() -> bool) {
     let was_bell = (end.theirs().wake.wake.load(WAKE_SEQ_CST)).is(WakeWord::Bell.to_word());
-    match must_ring(connection, end) {
+    match due(connection, end) {
         // A thread of the peer's sleeps in the library.
-        Ok(true) if is_seen() || !was_bell => drop(ring(connection, end)),
+        Ok(Some(doorbell)) if is_seen() || !was_bell => {
+            if !ring_pair(connection, doorbell) {
+                let _ = ring(connection, end);
+            }
+        }
         Ok(_) if end.theirs().wake.closed.load(SIDE_ACQUIRE).is(0) => {
             // A turn that nobody has accepted is not lent.
             let _ = ring_by(connection, end, sys::send_late);
@@ -183,7 +205,7 @@ pub(crate) fn notify_of_end(connection: &Connection, end: &End<'_>) {
         // A sleeping peer is woken by the carrier's own end; one that is awake by its ready bitmap.
         // SAFETY: as in `notify`.
         let pair = unsafe { pair.as_ref() };
-        let _ = doorbell::must_ring(&end.theirs().wake, |bitmap| {
+        let _ = doorbell::due(&end.theirs().wake, |bitmap| {
             pair.and_then(|pair| pair.theirs(bitmap))
         });
     }

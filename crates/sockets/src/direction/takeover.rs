@@ -121,7 +121,7 @@ fn ring_in_any_case(connection: &Connection, end: &End<'_>) {
     let is_peer_gone = connection.entry.command.load(Ordering::Relaxed) == COMMAND_PEER_GONE;
     if end.tx_mode() == Mode::Ring && !is_peer_gone {
         // For the ready bitmap. A fault has ended the connection by now.
-        let _ = notifier::must_ring(connection, end);
+        let _ = notifier::due(connection, end);
         notifier::ring_or_move_down_if_open(connection, end);
     }
 }

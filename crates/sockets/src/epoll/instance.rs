@@ -133,7 +133,7 @@ impl Instance {
 
     /// True until its last descriptor is closed.
     #[inline]
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.epoll.generation() == self.generation
     }
 

@@ -12,6 +12,7 @@ use crate::epoll::instance::{EPOLLS, EPOLLS_MAX, epoll};
 use crate::epoll::membership::{is_anothers, set_resting_wake};
 use crate::epoll::nested::forget_nested;
 use crate::epoll::registration::{FREE_LOCK, State, TAG, free_registration, unlink};
+use crate::process::pair_doorbells;
 use crate::process::{self, descriptors};
 use crate::system::{faults, sys};
 
@@ -78,6 +79,7 @@ pub(crate) fn duplicated(number: u32) {
 /// Descriptor `fd` of instance `number` is being closed, and was removed from our table.
 pub(crate) fn closing(number: u32, fd: i32) {
     let Some(epoll) = epoll(number) else { return };
+    pair_doorbells::closing(number, fd);
     if epoll.descriptors.fetch_sub(1, LAST_USER_ACQ_REL) != 1 {
         if epoll.fd.load(Ordering::Relaxed) == fd + 1 {
             // Our system calls must not go to the next file with this number.

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::{WAKE_SEQ_CST, mark};
+use toehold_channel::doorbell::{SLEEPS_NOT, WAKE_SEQ_CST, mark};
 
 use crate::connection::Connection;
 use crate::epoll::instance::epoll;
@@ -84,7 +84,7 @@ pub(crate) fn push_ready_and_wake(connection: &Connection) {
     };
     mark(place.bitmap, place.bit);
     // An instance of another process is woken by the doorbell, which stays on the carrier for it.
-    let is_asleep = place.bitmap.sleeping.load(WAKE_SEQ_CST).is(1);
+    let is_asleep = !place.bitmap.sleeping.load(WAKE_SEQ_CST).is(SLEEPS_NOT);
     if is_asleep && !sleepers::is_resting_anothers(connection) {
         let number = place
             .pair

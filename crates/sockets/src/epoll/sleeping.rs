@@ -5,7 +5,7 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::WAKE_SEQ_CST;
+use toehold_channel::doorbell::{SLEEPS_NOT, SLEEPS_ON_CARRIER, SLEEPS_ON_PAIR, WAKE_SEQ_CST};
 use toehold_channel::sync::fence;
 use toehold_freestanding::memory;
 
@@ -20,8 +20,21 @@ impl Epoll {
     pub(super) fn begin_sleep(&self) -> Counted {
         let _held = self.lock.lock();
         let counted = self.sleepers.enter();
-        self.set_sleeping(1);
+        self.set_sleeping(Asleep::OnCarrier);
         counted
+    }
+
+    /// As [`Epoll::begin_sleep`], of a thread that takes the doorbells of pairs. False when other
+    /// threads sleep on this instance, too: they need its carriers.
+    pub(super) fn begin_sleep_on_pairs(&self) -> (Counted, bool) {
+        let _held = self.lock.lock();
+        let is_alone = !self.sleepers.any();
+        let counted = self.sleepers.enter();
+        self.set_sleeping(match is_alone {
+            true => Asleep::OnPairs,
+            false => Asleep::OnCarrier,
+        });
+        (counted, is_alone)
     }
 
     /// Counts a thread out. The notifier of this wake-up has cleared sleep words: if other threads
@@ -33,7 +46,10 @@ impl Epoll {
             let Some(others) = self.sleepers.leave(counted) else {
                 return;
             };
-            self.set_sleeping(others.into());
+            self.set_sleeping(match others {
+                true => Asleep::OnCarrier,
+                false => Asleep::Not,
+            });
             others
         };
         if others {
@@ -56,7 +72,7 @@ impl Epoll {
             if !self.sleepers.any() {
                 return;
             }
-            self.set_sleeping(1);
+            self.set_sleeping(Asleep::OnCarrier);
         }
         // As in `end_sleep`. Pairs with the notifier's exchange in `doorbell::mark`.
         fence(Ordering::SeqCst);
@@ -64,17 +80,31 @@ impl Epoll {
     }
 
     /// Sets or clears the sleep words of all ready bitmaps. The caller holds the lock.
-    fn set_sleeping(&self, sleeping: u32) {
+    fn set_sleeping(&self, asleep: Asleep) {
         for place in 0..self.pair_count.load(Ordering::Relaxed) as usize {
             // SAFETY: as in `sweep`.
             let Some(pair) = (unsafe { self.pairs[place].load(Ordering::Relaxed).as_ref() }) else {
                 continue;
             };
             if let Some(bitmap) = pair.ours(self.bitmaps[place].load(Ordering::Relaxed)) {
+                let sleeping = match asleep {
+                    Asleep::Not => SLEEPS_NOT,
+                    Asleep::OnPairs if pair.has_doorbell() => SLEEPS_ON_PAIR,
+                    Asleep::OnPairs | Asleep::OnCarrier => SLEEPS_ON_CARRIER,
+                };
                 bitmap.sleeping.store(sleeping, WAKE_SEQ_CST);
             }
         }
     }
+}
+
+/// Whether a thread sleeps on an instance, and for which doorbells.
+#[derive(Clone, Copy)]
+enum Asleep {
+    Not,
+    OnCarrier,
+    /// Those of the pairs that have one, and the carriers.
+    OnPairs,
 }
 
 /// Polled members that one sleep has armed, and instances inside others that it watches.

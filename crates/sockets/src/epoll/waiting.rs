@@ -14,6 +14,7 @@ use crate::epoll::nested::ReportedInstances;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::{OutOfMemory, Watch};
 use crate::express;
+use crate::process::pair_doorbells::{self, Claim};
 use crate::system::deferral::Handlers;
 use crate::system::{cancellation, deferral, errno, sys};
 use crate::waiting::spin::{self, ENDLESS_NS};
@@ -56,9 +57,25 @@ impl KernelEvents {
     }
 }
 
+/// The kernel's part of a wait.
+#[derive(Clone, Copy)]
+pub(crate) struct Sleep<'c> {
+    /// In nanoseconds; `None` for no limit.
+    pub(crate) limit_ns: Option<u64>,
+    /// The doorbells that end the wait, too. The kernel's part takes their events.
+    pub(crate) doorbells: Option<&'c Claim>,
+}
+
+impl Sleep<'static> {
+    /// A look that does not wait.
+    const LOOK: Sleep<'static> = Sleep {
+        limit_ns: Some(0),
+        doorbells: None,
+    };
+}
+
 /// `epoll_wait` on an instance with accelerated members. `kernel` waits on the kernel's side: it
-/// gets room for events and the time-out in nanoseconds (`None`: no limit) and returns what
-/// `epoll_wait` does.
+/// gets room for events and says what `epoll_wait` does.
 ///
 /// When another thread closes the instance, the call ends with EBADF. (The kernel's call would go
 /// on sleeping, on an instance that nobody can change any more.)
@@ -66,7 +83,7 @@ pub(crate) fn wait(
     instance: Instance,
     events: &mut [epoll_event],
     timeout_ns: Option<u64>,
-    mut kernel: impl FnMut(&mut Room, Option<u64>) -> i32,
+    mut kernel: impl FnMut(&mut Room, Sleep<'_>) -> i32,
 ) -> i32 {
     let Instance {
         epoll, generation, ..
@@ -80,6 +97,7 @@ pub(crate) fn wait(
         said: &mut said,
         handlers: None,
         since_ns: 0,
+        pair_sleep: PairSleep::None,
     };
     loop {
         if !instance.is_open() {
@@ -128,10 +146,27 @@ struct Call<'c, K> {
     handlers: Option<Handlers>,
     /// When it first found nothing; 0 before.
     since_ns: u64,
+    pair_sleep: PairSleep,
 }
 
+/// The end of a call's last sleep on the doorbells of pairs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PairSleep {
+    /// There was none, or something else has ended it.
+    None,
+    /// A doorbell has ended it.
+    Rung,
+    /// It took as long as it may.
+    TooLong,
+}
+
+/// The longest sleep on the doorbells of pairs. After that, the call sleeps on its carriers: should
+/// the program have closed or replaced a descriptor of the library's in a way that the library does
+/// not see, its events come late and are not lost.
+const ON_PAIRS_MAX_NS: u64 = 1_000_000_000;
+
 /// The steps of [`wait`], which is their only caller.
-impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
+impl<K: FnMut(&mut Room, Sleep<'_>) -> i32> Call<'_, K> {
     /// The rest of the time-out. `now` is when the call has found nothing.
     #[inline(always)]
     fn left_ns(&mut self, now: u64) -> Option<u64> {
@@ -175,7 +210,7 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
     /// the program's call.
     fn look_at_kernel(&mut self, events: &mut [epoll_event]) -> ControlFlow<i32> {
         let epoll = self.instance.epoll;
-        let n = (self.kernel)(self.said.room(events.len()), Some(0));
+        let n = (self.kernel)(self.said.room(events.len()), Sleep::LOOK);
         if n != 0 {
             let said = self.said.first(n.max(0) as usize);
             let kept = sort_looked(epoll, said, events, &ReportedInstances::NONE);
@@ -215,6 +250,27 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
         ControlFlow::Break(found as i32)
     }
 
+    /// The doorbells of pairs, if this call may sleep on them. News of ordinary members costs one
+    /// system call more then, so there must have been none for a while.
+    #[inline(always)]
+    fn claim_doorbells(&self, now: u64) -> Option<Claim> {
+        let epoll = self.instance.epoll;
+        let news = epoll.kernel_news_ns.load(Ordering::Relaxed);
+        let is_quiet =
+            news == 0 || news != KERNEL_OWED && now.saturating_sub(news) > KERNEL_FIRST_NS;
+        if self.pair_sleep == PairSleep::TooLong
+            || !is_quiet
+            || epoll.pair_count.load(Ordering::Relaxed) == 0
+        {
+            return None;
+        }
+        let claim = pair_doorbells::claim(self.instance.number)?;
+        match self.pair_sleep {
+            PairSleep::Rung => claim.after_vain(),
+            _ => Some(claim),
+        }
+    }
+
     /// Sleeps in the kernel, from `now` on. `Break` has the result of the program's call; otherwise
     /// the call must look again.
     #[inline(always)]
@@ -230,9 +286,11 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
         if requests::follow_before_sleep() {
             return self.look_meanwhile(events);
         }
+        let doorbells = self.claim_doorbells(now);
         let room = self.said.room(events.len());
         let moves = epoll.moves();
-        let n = sleep(self.instance, room, left, self.kernel);
+        let (n, pair_sleep) = sleep(self.instance, room, left, doorbells, self.kernel);
+        self.pair_sleep = pair_sleep;
         if n < 0 {
             epoll.spin.slept(sys::now_ns() - now);
             // Connections marked meanwhile are on the list, and this thread has other work.
@@ -264,7 +322,7 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
 
 /// The answer of a call whose instance another thread has closed.
 #[cold]
-fn closed() -> i32 {
+pub(crate) fn closed() -> i32 {
     errno::set(libc::EBADF);
     -1
 }
@@ -304,7 +362,7 @@ fn look_at_kernel_first(
     events: &mut [epoll_event],
     told: &mut ReportedInstances,
     said: &mut KernelEvents,
-    kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
+    kernel: &mut impl FnMut(&mut Room, Sleep<'_>) -> i32,
 ) -> ControlFlow<i32> {
     let is_only_place = events.len() == 1;
     if is_only_place && put_kernel_first(epoll, events, 0, told, said, kernel) > 0 {
@@ -338,11 +396,11 @@ fn put_kernel_first(
     found: usize,
     told: &ReportedInstances,
     said: &mut KernelEvents,
-    kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
+    kernel: &mut impl FnMut(&mut Room, Sleep<'_>) -> i32,
 ) -> usize {
     let now = sys::now_ns();
     let places = (events.len() / 2).max(1);
-    let n = kernel(said.room(places), Some(0));
+    let n = kernel(said.room(places), Sleep::LOOK);
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
     let Ok(n @ 1..) = usize::try_from(n) else {
         // The error will come again when the rings have no events.
@@ -369,7 +427,7 @@ fn with_kernel_members(
     found: Found,
     always: bool,
     said: &mut KernelEvents,
-    kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
+    kernel: &mut impl FnMut(&mut Room, Sleep<'_>) -> i32,
 ) -> i32 {
     let (epoll, now) = (instance.epoll, sys::now_ns());
     let is_full = found.count == events.len();
@@ -412,10 +470,10 @@ fn add_kernel_members(
         moves,
     }: Found,
     said: &mut KernelEvents,
-    kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
+    kernel: &mut impl FnMut(&mut Room, Sleep<'_>) -> i32,
     now: u64,
 ) -> i32 {
-    let n = kernel(said.room(events.len() - found), Some(0));
+    let n = kernel(said.room(events.len() - found), Sleep::LOOK);
     if n <= 0 {
         return if found > 0 { found as i32 } else { n };
     }
@@ -535,39 +593,64 @@ fn sleep(
     instance: Instance,
     room: &mut Room,
     left: Option<u64>,
-    kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
-) -> i32 {
+    doorbells: Option<Claim>,
+    kernel: &mut impl FnMut(&mut Room, Sleep<'_>) -> i32,
+) -> (i32, PairSleep) {
     let epoll = instance.epoll;
     let mut watch = Watch::new();
-    let counted = epoll.begin_sleep();
+    let (counted, is_on_pairs) = match doorbells {
+        Some(_) => epoll.begin_sleep_on_pairs(),
+        None => (epoll.begin_sleep(), false),
+    };
     let watches = watch.begin_inside(epoll);
     // We have announced that we sleep; now look again. Pairs with the notifier's exchange in
     // `doorbell::mark` and with the fence in `show_to_sleepers`.
     fence(Ordering::SeqCst);
     let news = epoll.sweep() || epoll.has_nested_ready();
     let is_express = express::is_on();
-    let left = if is_express {
-        express::limit(left)
-    } else {
-        left
+    let mut limit_ns = match (news, is_express) {
+        (true, _) => Some(0),
+        (false, true) => express::limit(left),
+        (false, false) => left,
     };
+    let mut longest = None;
+    if is_on_pairs && limit_ns.is_none_or(|limit| limit > ON_PAIRS_MAX_NS) {
+        longest = Some(ON_PAIRS_MAX_NS);
+        limit_ns = longest;
+    }
     let mut end = || {
         watch.end();
         epoll.end_sleep(counted);
+        if let Some(claim) = &doorbells {
+            claim.release();
+        }
     };
     let result = cancellation::sleeping(&mut end, || match (watches, instance.is_open()) {
         (Err(OutOfMemory), _) => {
             errno::set(libc::ENOMEM);
             -1
         }
-        (Ok(()), true) => kernel(room, if news { Some(0) } else { left }),
+        (Ok(()), true) => {
+            let doorbells = doorbells.as_ref().filter(|_| is_on_pairs);
+            let sleep = Sleep {
+                limit_ns,
+                doorbells,
+            };
+            kernel(room, sleep)
+        }
         (Ok(()), false) => closed(),
     });
     end();
+    let is_rung = doorbells.as_ref().is_some_and(Claim::is_rung);
+    let pair_sleep = match (is_rung, result, longest) {
+        (true, ..) => PairSleep::Rung,
+        (false, 0, Some(_)) => PairSleep::TooLong,
+        _ => PairSleep::None,
+    };
     if is_express {
         errno::keep(express::look_after);
     }
-    result
+    (result, pair_sleep)
 }
 
 /// A thread is about to sleep in the kernel's own wait, on an instance without accelerated members.
@@ -719,7 +802,7 @@ mod tests {
         let mut events = [epoll_event { events: 0, u64: 0 }; 8];
         let instance = Instance::numbered(NUMBER).expect("mapped");
         let mut said = KernelEvents::new();
-        let mut kernel = |_: &mut Room, _| -> i32 { panic!("asked") };
+        let mut kernel = |_: &mut Room, _: Sleep<'_>| -> i32 { panic!("asked") };
         let looked = look_at_kernel_first(
             instance,
             &mut events,
@@ -749,8 +832,12 @@ mod tests {
                 event(0),
             ];
             let mut said = KernelEvents::new();
-            let mut kernel = |room: &mut Room, limit| {
-                assert_eq!((room.len(), limit), (3, Some(0)), "half of the places");
+            let mut kernel = |room: &mut Room, sleep: Sleep<'_>| {
+                assert_eq!(
+                    (room.len(), sleep.limit_ns),
+                    (3, Some(0)),
+                    "half of the places"
+                );
                 let count = kernels.min(room.len());
                 for (place, data) in room[..count].iter_mut().zip(1..) {
                     place.write(event(data));

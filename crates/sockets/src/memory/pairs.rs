@@ -8,7 +8,7 @@
 use core::ptr::NonNull;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use toehold_freestanding::fd::BorrowedFd;
+use toehold_freestanding::fd::{BorrowedFd, OwnedFd};
 use toehold_freestanding::memory;
 
 use toehold_channel::layout::{
@@ -18,6 +18,9 @@ use toehold_channel::layout::{
 use toehold_channel::memfd;
 use toehold_channel::table::LAYOUT_VERSION;
 use toehold_stream::express::{Popper, Pusher};
+
+use crate::process;
+use crate::process::pair_doorbells::{self, PeersDoorbell};
 
 /// Two processes and the ready bitmaps between them, as this process maps them. A pair is kept as
 /// long as a channel uses it.
@@ -45,6 +48,10 @@ pub(crate) struct Pair {
     popped: AtomicU32,
     /// See [`Pair::may_call`].
     called: AtomicU64,
+    /// Wakes the peer.
+    pub(crate) doorbell: PeersDoorbell,
+    /// The process that the peer's doorbell wakes; 0 for none.
+    woken: AtomicU32,
 }
 
 /// The most doorbells for one request of the adapter that both processes have to follow. One is
@@ -83,6 +90,22 @@ impl Pair {
     #[inline]
     pub(crate) fn theirs(&self, index: u32) -> Option<&ReadyBitmap> {
         self.bitmap_at(1 - self.side, index)
+    }
+
+    /// Takes the doorbells of the pair: `own` wakes this process, and `peers` its peer. The caller
+    /// holds the adapter's lock.
+    pub(crate) fn take_doorbells(&self, own: OwnedFd, peers: OwnedFd) {
+        if pair_doorbells::listen_to(own.as_fd()) {
+            self.woken.store(process::pid(), Ordering::Relaxed);
+        }
+        self.doorbell.keep(peers);
+    }
+
+    /// True when the peer can wake this process by the pair's doorbell. A forked child has the pair
+    /// too, but the doorbell wakes its parent.
+    #[inline]
+    pub(crate) fn has_doorbell(&self) -> bool {
+        self.woken.load(Ordering::Relaxed) == process::pid()
     }
 
     /// The registration for a bit of our ready bitmaps.
@@ -188,6 +211,18 @@ pub(crate) fn mapped() -> impl Iterator<Item = (usize, usize)> {
     (!base.is_null()).then_some(table).into_iter().chain(parts)
 }
 
+/// The library's descriptor `from` is `to` now; negative when it is gone.
+pub(crate) fn doorbell_moved(from: i32, to: i32) {
+    // Acquire pairs with the Release store in `pairs`.
+    if PAIRS.load(Ordering::Acquire).is_null() {
+        return;
+    }
+    let known = pairs().unwrap_or_default().iter();
+    known
+        .take_while(|pair| !pair.base.is_null())
+        .for_each(|pair| pair.doorbell.moved(from, to));
+}
+
 /// A pair that this process has already mapped.
 pub(crate) fn find_pair(id: u64, side: usize) -> Option<&'static Pair> {
     pairs()?
@@ -257,6 +292,7 @@ fn adopt_pair(
     unsafe {
         if !(*pair).base.is_null() {
             forget(&*pair);
+            (*pair).doorbell.close();
             memfd::unmap(NonNull::new_unchecked((*pair).base), PAIR_BYTES);
             memfd::unmap(
                 NonNull::new_unchecked((*pair).registrations.cast()),
@@ -276,6 +312,8 @@ fn adopt_pair(
             pushed: AtomicU32::new(0),
             popped: AtomicU32::new(0),
             called: AtomicU64::new(0),
+            doorbell: PeersDoorbell::none(),
+            woken: AtomicU32::new(0),
         });
         Some(&*pair)
     }

@@ -9,7 +9,7 @@ use toehold_freestanding::memory;
 use toehold_channel::memfd;
 use toehold_channel::offload::{Address, ROUTING_PAGE_BYTES, RoutingPage};
 use toehold_channel::preamble::ClientToken;
-use toehold_channel::rendezvous::Message;
+use toehold_channel::rendezvous::{DESCRIPTORS_MAX, Message};
 
 /// Which connections of the program use the engine: [`NOTHING`], [`BY_RULE`] or [`EVERYTHING`].
 static WANTED: AtomicU32 = AtomicU32::new(NOTHING);
@@ -98,12 +98,12 @@ pub(super) fn forget() {
 }
 
 /// Maps the adapter's routing page. The caller holds the adapter's lock.
-pub(crate) fn learn(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
+pub(crate) fn learn(message: &Message, descriptors: [Option<OwnedFd>; DESCRIPTORS_MAX]) {
     HAS_ENGINE.store(false, Ordering::Relaxed);
     for (place, half) in CLIENT_TOKEN.iter().zip([message.pair, message.cookie]) {
         place.store(half, Ordering::Relaxed);
     }
-    let [Some(file), _] = descriptors else {
+    let [Some(file), ..] = descriptors else {
         return;
     };
     let Ok(fresh) = memfd::map_to_read(file.as_fd(), ROUTING_PAGE_BYTES) else {

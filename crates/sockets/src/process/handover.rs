@@ -710,7 +710,7 @@ impl Resumer {
                         continue;
                     }
                     match (kind, attached.files) {
-                        (Said::Offer, [Some(slab), Some(pair)]) => {
+                        (Said::Offer, [Some(slab), Some(pair), ..]) => {
                             record.slab_fd = slab.into_raw_fd();
                             record.pair_fd = pair.into_raw_fd();
                             record.slot = answer.slot;

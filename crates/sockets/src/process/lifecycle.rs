@@ -6,6 +6,7 @@ use crate::connection::{self, release};
 use crate::epoll::lifetime;
 use crate::memory::mlockall;
 use crate::process::descriptors::{self, Recipient};
+use crate::process::pair_doorbells;
 use crate::process::{self, confinement, family, holders, kept_bytes, table};
 use crate::system::{errno, faults, real};
 use crate::waiting::kernel_waits;
@@ -105,6 +106,7 @@ pub extern "C" fn after_fork_in_child() {
     express::forked();
     adapter::requests::forked();
     adapter::forked();
+    pair_doorbells::forked();
     kernel_waits::forked();
     uring::forked();
     lifetime::forked();

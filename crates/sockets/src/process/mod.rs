@@ -8,6 +8,7 @@
 //! - [`handover`]: exec: connections continue in another program;
 //! - [`confinement`], [`kept_bytes`]: leaving a program that sets a filter for system calls, or has
 //!   children in another pid namespace; unread bytes kept for it;
+//! - [`pair_doorbells`]: doorbells that are no bytes on a carrier;
 //! - [`fd_table_room`]: how many descriptors `select` looks at.
 
 pub(crate) mod confinement;
@@ -18,6 +19,7 @@ pub(crate) mod handover;
 pub(crate) mod holders;
 pub(crate) mod kept_bytes;
 pub(crate) mod lifecycle;
+pub(crate) mod pair_doorbells;
 pub(crate) mod table;
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -358,6 +358,20 @@ pub(crate) fn epoll_ctl(epoll: i32, operation: i32, fd: i32, events: u32, data: 
     }
 }
 
+/// Makes an epoll instance.
+pub(crate) fn epoll_create() -> Option<i32> {
+    // SAFETY: plain system call.
+    let made = unsafe { call!(SYS_epoll_create1, libc::EPOLL_CLOEXEC) };
+    i32::try_from(made).ok().filter(|&fd| fd >= 0)
+}
+
+/// Adds one to an `eventfd` (eventfd(2)): 8, or the negative error.
+pub(crate) fn ring(eventfd: i32) -> isize {
+    let one = 1u64;
+    // SAFETY: `one` is readable for its eight bytes.
+    unsafe { call!(SYS_write, eventfd, &raw const one, size_of::<u64>()) }
+}
+
 /// `epoll_wait(2)` that does not wait: how many events were written.
 pub(crate) fn epoll_look(epoll: i32, events: &mut [libc::epoll_event]) -> usize {
     // SAFETY: `events` is writable for its length; no time-out and no mask.

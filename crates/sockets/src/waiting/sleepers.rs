@@ -3,7 +3,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::{WAKE_SEQ_CST, WakeWord};
+use toehold_channel::doorbell::{SLEEPS_NOT, WAKE_SEQ_CST, WakeWord};
 use toehold_channel::layout::ReadyBitmap;
 use toehold_channel::table::Reason;
 use toehold_channel::untrusted::Untrusted;
@@ -84,7 +84,7 @@ fn sleeps_on_anothers_bitmap(connection: &Connection) -> bool {
         return false;
     }
     own_place(connection, resting(connection))
-        .is_some_and(|place| place.bitmap.sleeping.load(WAKE_SEQ_CST).is(1))
+        .is_some_and(|place| !place.bitmap.sleeping.load(WAKE_SEQ_CST).is(SLEEPS_NOT))
 }
 
 /// The place of a connection in a ready bitmap of this process.

@@ -7,7 +7,9 @@ use super::support::carrier::Carrier;
 use super::support::party::connect_upgraded;
 use super::support::{bytes_at, check_bytes};
 use super::switch::receive_until;
-use toehold_channel::doorbell::{WakeWord, mark, must_ring};
+use toehold_channel::doorbell::{
+    Doorbell, SLEEPS_NOT, SLEEPS_ON_CARRIER, SLEEPS_ON_PAIR, WakeWord, due, mark, must_ring,
+};
 use toehold_channel::layout::{ReadyBitmap, Wake};
 use toehold_channel::sync::{AtomicU64, Ordering, fence};
 
@@ -78,17 +80,21 @@ fn doorbells_that_another_waiter_has_taken_are_not_taken_again() {
 /// Two connections of one epoll instance: the position that each has published, the ready bitmap
 /// that both mark, and the sleep that any doorbell ends.
 struct Instance {
+    /// The sleep word during a sleep.
+    sleeping: u32,
     bitmap: ReadyBitmap,
     wakes: [Wake; 2],
     published: [AtomicU64; 2],
+    /// The carrier, or the pair's `eventfd`.
     bells: Carrier,
 }
 
 const BITS: [u32; 2] = [3, 40];
 
 impl Instance {
-    fn new() -> Arc<Instance> {
+    fn new(sleeping: u32) -> Arc<Instance> {
         let instance = Instance {
+            sleeping,
             bitmap: ReadyBitmap::default(),
             wakes: [Wake::default(), Wake::default()],
             published: [AtomicU64::new(0), AtomicU64::new(0)],
@@ -105,7 +111,13 @@ impl Instance {
     fn publish(&self, connection: usize, position: u64) {
         self.published[connection].store(position, Ordering::Release);
         fence(Ordering::SeqCst);
-        if must_ring(&self.wakes[connection], |_| Some(&self.bitmap)).unwrap() {
+        if let Some(doorbell) = due(&self.wakes[connection], |_| Some(&self.bitmap)).unwrap() {
+            let is_pair = self.sleeping == SLEEPS_ON_PAIR;
+            assert_eq!(
+                doorbell == Doorbell::Pair,
+                is_pair,
+                "the sleeper has said which"
+            );
             self.bells.send(&[0]);
         }
     }
@@ -120,13 +132,19 @@ impl Instance {
                 }
                 continue;
             }
-            self.bitmap.sleeping.store(1, Ordering::SeqCst);
+            self.bitmap.sleeping.store(self.sleeping, Ordering::SeqCst);
             fence(Ordering::SeqCst);
             if !self.sweep(&mut seen) {
                 self.bells.wait_for_byte();
+                if self.sleeping == SLEEPS_ON_PAIR {
+                    // Those of an earlier sleep as well.
+                    self.bells.receive(8, false);
+                }
             }
-            self.bitmap.sleeping.store(0, Ordering::SeqCst);
-            self.bells.receive(8, false);
+            self.bitmap.sleeping.store(SLEEPS_NOT, Ordering::SeqCst);
+            if self.sleeping == SLEEPS_ON_CARRIER {
+                self.bells.receive(8, false);
+            }
             if seen == until {
                 return;
             }
@@ -155,7 +173,7 @@ impl Instance {
 #[test]
 fn a_bitmap_hears_of_news_that_a_sleeper_beside_it_has_seen() {
     explore(3, || {
-        let instance = Instance::new();
+        let instance = Instance::new(SLEEPS_ON_CARRIER);
         let word = &instance.wakes[0].wake;
         let bitmap = word.swap(WakeWord::Bell.to_word(), Ordering::SeqCst);
         let notifier = instance.clone();
@@ -172,29 +190,33 @@ fn a_bitmap_hears_of_news_that_a_sleeper_beside_it_has_seen() {
 
 #[test]
 fn an_epoll_instance_that_sleeps_on_a_bitmap_is_always_woken() {
-    explore(3, || {
-        let instance = Instance::new();
-        let other = instance.clone();
-        let thread = loom::thread::spawn(move || {
-            other.publish(0, 1);
-            other.publish(0, 2);
+    for sleeping in [SLEEPS_ON_CARRIER, SLEEPS_ON_PAIR] {
+        explore(3, move || {
+            let instance = Instance::new(sleeping);
+            let other = instance.clone();
+            let thread = loom::thread::spawn(move || {
+                other.publish(0, 1);
+                other.publish(0, 2);
+            });
+            instance.wait_until([2, 0]);
+            thread.join().unwrap();
         });
-        instance.wait_until([2, 0]);
-        thread.join().unwrap();
-    });
+    }
 }
 
 #[test]
 fn two_connections_wake_one_bitmap_and_both_are_found() {
-    explore(2, || {
-        let instance = Instance::new();
-        let threads = [0, 1].map(|connection| {
-            let other = instance.clone();
-            loom::thread::spawn(move || other.publish(connection, 1))
+    for sleeping in [SLEEPS_ON_CARRIER, SLEEPS_ON_PAIR] {
+        explore(2, move || {
+            let instance = Instance::new(sleeping);
+            let threads = [0, 1].map(|connection| {
+                let other = instance.clone();
+                loom::thread::spawn(move || other.publish(connection, 1))
+            });
+            instance.wait_until([1, 1]);
+            for thread in threads {
+                thread.join().unwrap();
+            }
         });
-        instance.wait_until([1, 1]);
-        for thread in threads {
-            thread.join().unwrap();
-        }
-    });
+    }
 }

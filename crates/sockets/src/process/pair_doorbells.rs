@@ -1,0 +1,337 @@
+//! The doorbells that wake this process by pairs ([`toehold_channel::doorbell::Doorbell::Pair`]).
+//!
+//! ```text
+//!   peer 1 ── eventfd ──┐
+//!   peer 2 ── eventfd ──┼──► instance of the library's own ──► one sleeping thread
+//!   peer 3 ── eventfd ──┘
+//! ```
+//!
+//! An `eventfd` belongs to one pair of processes, so a hostile peer can fill, drain or change only
+//! its own. The kernel's registration is edge-triggered: nobody reads an `eventfd`, and its file
+//! lives as long as the peer keeps it. So it takes no descriptor of this process.
+//!
+//! The doorbells of all pairs wake one thread at a time, which has *claimed* them. It looks at all
+//! of its members after it has taken the events, so events that were for an earlier sleeper do no
+//! harm. Other threads sleep on their carriers meanwhile.
+
+use core::cell::Cell;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+
+use toehold_freestanding::fd::{BorrowedFd, OwnedFd};
+
+use crate::process::{self, descriptors};
+use crate::system::sys;
+
+/// The instance's descriptor, or one of the values below.
+static INSTANCE: AtomicI32 = AtomicI32::new(NOT_YET);
+/// This process has no doorbells so far.
+const NOT_YET: i32 = -1;
+/// This process does without: the instance was lost, or doorbells have rung for nothing too often.
+const NEVER: i32 = -2;
+/// A thread waits for doorbells, or is about to.
+static IS_CLAIMED: AtomicBool = AtomicBool::new(false);
+/// One more than the number of the epoll instance on which that thread sleeps; otherwise 0.
+static SLEEPS_ON: AtomicU32 = AtomicU32::new(0);
+/// One more than a duplicate of a descriptor of that instance which another thread has closed
+/// meanwhile; otherwise 0.
+static LEFT_BEHIND: AtomicI32 = AtomicI32::new(0);
+/// Peers whose doorbells this process may ring.
+static RUNG: AtomicU32 = AtomicU32::new(0);
+/// Rises with each doorbell for nothing and falls with each sleep.
+static IN_VAIN: AtomicU32 = AtomicU32::new(0);
+
+/// Each peer takes a descriptor here; the others are rung by their carriers.
+const PEERS_MAX: u32 = 64;
+/// With fewer numbers than this, all of them are the program's.
+const DESCRIPTOR_LIMIT_MIN: usize = 256;
+/// A doorbell may come for nothing once in so many sleeps.
+const VAIN_WEIGHT: u32 = 16;
+/// More doorbells for nothing than this: a peer rings without need.
+const VAIN_MAX: u32 = 1000;
+
+/// Lets `own` wake this process from now on. False when that cannot be. The caller holds the
+/// adapter's lock.
+pub(crate) fn listen_to(own: BorrowedFd<'_>) -> bool {
+    let Some(instance) = instance_or_new() else {
+        return false;
+    };
+    let edges = (libc::EPOLLIN | libc::EPOLLET) as u32;
+    sys::epoll_ctl(instance, libc::EPOLL_CTL_ADD, own.as_raw_fd(), edges, 0) == 0
+}
+
+fn instance_or_new() -> Option<i32> {
+    match INSTANCE.load(Ordering::Relaxed) {
+        NOT_YET if may_have_descriptors() => {
+            let made = descriptors::own(sys::epoll_create()?);
+            INSTANCE.store(made, Ordering::Relaxed);
+            Some(made)
+        }
+        NOT_YET | NEVER => None,
+        known => Some(known),
+    }
+}
+
+fn may_have_descriptors() -> bool {
+    descriptors::descriptor_limit() >= DESCRIPTOR_LIMIT_MIN
+}
+
+/// A peer's doorbell, in this process. 0 stands for none.
+pub(crate) struct PeersDoorbell(AtomicI32);
+
+impl PeersDoorbell {
+    /// None yet.
+    pub(crate) const fn none() -> PeersDoorbell {
+        PeersDoorbell(AtomicI32::new(0))
+    }
+
+    /// Keeps `file`, unless this process has enough of them. The caller holds the adapter's lock.
+    pub(crate) fn keep(&self, file: OwnedFd) {
+        if RUNG.load(Ordering::Relaxed) >= PEERS_MAX || !may_have_descriptors() {
+            return;
+        }
+        RUNG.fetch_add(1, Ordering::Relaxed);
+        self.0
+            .store(descriptors::own(file.into_raw_fd()), Ordering::Relaxed);
+    }
+
+    /// Wakes the peer. False when its carrier has to do that.
+    #[inline]
+    pub(crate) fn ring(&self) -> bool {
+        let number = self.0.load(Ordering::Relaxed);
+        // EAGAIN: the peer has been rung by somebody else, some 2^64 times.
+        number > 0 && matches!(sys::ring(number), 8 | EAGAIN)
+    }
+
+    /// The pair ends. The caller holds the adapter's lock.
+    pub(crate) fn close(&self) {
+        let number = self.0.swap(0, Ordering::Relaxed);
+        if number > 0 {
+            RUNG.fetch_sub(1, Ordering::Relaxed);
+            descriptors::close_own(number);
+        }
+    }
+
+    /// The library's descriptor `from` is `to` now; negative when it is gone.
+    pub(crate) fn moved(&self, from: i32, to: i32) {
+        let to = to.max(0);
+        if self
+            .0
+            .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+            && to == 0
+        {
+            RUNG.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+const EAGAIN: isize = -(libc::EAGAIN as isize);
+
+/// The library's descriptor `from` is `to` now; negative when it is gone.
+pub(crate) fn moved(from: i32, to: i32) {
+    let to = if to < 0 { NEVER } else { to };
+    let _ = INSTANCE.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// This process is a child: the instance is its parent's, and doorbells wake the parent. Uses no
+/// allocation and no lock.
+pub(crate) fn forked() {
+    let parents = INSTANCE.swap(NOT_YET, Ordering::Relaxed);
+    if parents >= 0 {
+        descriptors::close_own(parents);
+    }
+    IS_CLAIMED.store(false, Ordering::Relaxed);
+    SLEEPS_ON.store(0, Ordering::Relaxed);
+    IN_VAIN.store(0, Ordering::Relaxed);
+}
+
+/// The doorbells of this process, claimed by a thread that is about to sleep. The thread releases
+/// them after its sleep, even if it is cancelled there.
+pub(crate) struct Claim {
+    instance: i32,
+    is_rung: Cell<bool>,
+}
+
+/// Claims the doorbells for a sleep on epoll instance `number`. `None` when there are none, or when
+/// another thread has them.
+#[inline]
+pub(crate) fn claim(number: u32) -> Option<Claim> {
+    let instance = INSTANCE.load(Ordering::Relaxed);
+    // Acquire pairs with the Release in `Claim::release`: events that the former thread has taken
+    // are not seen again.
+    if instance < 0 || IS_CLAIMED.swap(true, Ordering::Acquire) {
+        return None;
+    }
+    let claim = Claim {
+        instance,
+        is_rung: Cell::new(false),
+    };
+    // A child that shares our memory, or has a copy that it got past the library, has its parent's
+    // instance.
+    if process::borrowed_memory() || INSTANCE.load(Ordering::Relaxed) != instance {
+        claim.release();
+        return None;
+    }
+    SLEEPS_ON.store(number + 1, Ordering::Relaxed);
+    let in_vain = IN_VAIN.load(Ordering::Relaxed);
+    IN_VAIN.store(in_vain.saturating_sub(1), Ordering::Relaxed);
+    Some(claim)
+}
+
+impl Claim {
+    /// The descriptor that is readable once a doorbell has rung.
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.instance
+    }
+
+    /// Whether a doorbell has ended the sleep.
+    pub(crate) fn is_rung(&self) -> bool {
+        self.is_rung.get()
+    }
+
+    /// Takes the events that have ended the sleep. The thread looks at its members afterwards.
+    pub(crate) fn take(&self) {
+        const BATCH: usize = 16;
+        /// More than all peers that may ring.
+        const BATCHES_MAX: usize = 4096 / BATCH;
+        self.is_rung.set(true);
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
+        for _ in 0..BATCHES_MAX {
+            if sys::epoll_look(self.instance, &mut events) < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// The program has closed or replaced the instance, past the library.
+    #[cold]
+    pub(crate) fn lose(&self) {
+        give_up(self.instance);
+    }
+
+    /// A doorbell has woken this thread for nothing before. A peer may ring as often as it likes,
+    /// even if no connection is left. If that happens too often, this process does without these
+    /// doorbells: then `None`, and they are released.
+    #[cold]
+    pub(crate) fn after_vain(self) -> Option<Claim> {
+        let in_vain = IN_VAIN.load(Ordering::Relaxed);
+        IN_VAIN.store(in_vain + VAIN_WEIGHT, Ordering::Relaxed);
+        if in_vain < VAIN_WEIGHT * VAIN_MAX {
+            return Some(self);
+        }
+        // Nobody else waits for the instance, because the doorbells are ours.
+        if give_up(self.instance) {
+            descriptors::close_own(self.instance);
+        }
+        self.release();
+        None
+    }
+
+    /// A descriptor of the instance, if another thread has closed one of the program's during this
+    /// sleep.
+    #[cold]
+    pub(crate) fn left_behind(&self) -> Option<LeftBehind> {
+        let left = LEFT_BEHIND.swap(0, Ordering::Relaxed);
+        (left > 0).then(|| LeftBehind(left - 1))
+    }
+
+    /// The sleep is over.
+    #[inline]
+    pub(crate) fn release(&self) {
+        SLEEPS_ON.store(0, Ordering::Relaxed);
+        if LEFT_BEHIND.load(Ordering::Relaxed) != 0 {
+            drop(self.left_behind());
+        }
+        // Release pairs with the Acquire in `claim`.
+        IS_CLAIMED.store(false, Ordering::Release);
+    }
+}
+
+/// Does without the doorbells from now on. False when the instance has another number already.
+fn give_up(instance: i32) -> bool {
+    INSTANCE
+        .compare_exchange(instance, NEVER, Ordering::Relaxed, Ordering::Relaxed)
+        .is_ok()
+}
+
+/// A descriptor of an instance of which the program has closed one.
+pub(crate) struct LeftBehind(i32);
+
+impl LeftBehind {
+    /// Its number.
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.0
+    }
+}
+
+impl Drop for LeftBehind {
+    fn drop(&mut self) {
+        descriptors::close_own(self.0);
+    }
+}
+
+/// Descriptor `fd` of epoll instance `number` is going to be closed. In the kernel, a thread that
+/// sleeps there still gets the events of the instance. `ppoll` looks at descriptors by their
+/// numbers, so a duplicate wakes a thread that sleeps on doorbells.
+pub(crate) fn closing(number: u32, fd: i32) {
+    if SLEEPS_ON.load(Ordering::Relaxed) == number + 1
+        && let Some(duplicate) = descriptors::duplicate_for_us(fd)
+    {
+        let instance = INSTANCE.load(Ordering::Relaxed);
+        let events = libc::EPOLLIN as u32;
+        let _ = sys::epoll_ctl(instance, libc::EPOLL_CTL_ADD, duplicate, events, 0);
+        let before = LEFT_BEHIND.swap(duplicate + 1, Ordering::Relaxed);
+        if before > 0 {
+            drop(LeftBehind(before - 1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NUMBER: u32 = 3;
+
+    fn pollable(claim: &Claim) -> bool {
+        sys::poll_now(claim.descriptor(), libc::POLLIN) != 0
+    }
+
+    /// The doorbells are those of the process, so one test does everything.
+    #[test]
+    fn doorbells_wake_one_sleeper_until_they_ring_for_nothing_too_often() {
+        let made = [0; 2].map(|_| {
+            // SAFETY: plain system call; the descriptor is ours.
+            unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) }
+        });
+        let peers = [const { PeersDoorbell::none() }; 2];
+        assert!(claim(NUMBER).is_none(), "there are none yet");
+        for (own, peer) in made.iter().zip(&peers) {
+            assert!(!peer.ring(), "it was not given out yet");
+            assert!(listen_to(own.as_fd()));
+        }
+        for (own, peer) in made.into_iter().zip(&peers) {
+            peer.keep(own);
+        }
+        let held = claim(NUMBER).expect("nobody else has them");
+        assert!(claim(NUMBER).is_none(), "they are one thread's");
+        for rounds in 1..=2 {
+            assert!(!pollable(&held), "nobody rang, {rounds}");
+            assert!(peers.iter().all(PeersDoorbell::ring) && pollable(&held));
+            held.take();
+            assert!(held.is_rung());
+        }
+        assert!(!pollable(&held));
+
+        held.release();
+
+        let mut held = claim(NUMBER);
+        for _ in 0..VAIN_MAX {
+            held = held.expect("one time in a row less").after_vain();
+        }
+        let held = held.expect("the last time").after_vain();
+        assert!(held.is_none() && claim(NUMBER).is_none());
+        peers.iter().for_each(PeersDoorbell::close);
+        assert!(!peers[0].ring(), "the pair is over");
+    }
+}
