@@ -7,7 +7,7 @@
 
 use core::ptr::NonNull;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use toehold_freestanding::fd::{BorrowedFd, OwnedFd};
 use toehold_freestanding::memory;
 
@@ -19,7 +19,6 @@ use toehold_channel::memfd;
 use toehold_channel::table::LAYOUT_VERSION;
 use toehold_stream::express::{Popper, Pusher};
 
-use crate::process;
 use crate::process::pair_doorbells::{self, PeersDoorbell};
 
 /// Two processes and the ready bitmaps between them, as this process maps them. A pair is kept as
@@ -50,8 +49,8 @@ pub(crate) struct Pair {
     called: AtomicU64,
     /// Wakes the peer.
     pub(crate) doorbell: PeersDoorbell,
-    /// The process that the peer's doorbell wakes; 0 for none.
-    woken: AtomicU32,
+    /// Whether the peer's doorbell wakes this process.
+    has_doorbell: AtomicBool,
 }
 
 /// The most doorbells for one request of the adapter that both processes have to follow. One is
@@ -95,17 +94,15 @@ impl Pair {
     /// Takes the doorbells of the pair: `own` wakes this process, and `peers` its peer. The caller
     /// holds the adapter's lock.
     pub(crate) fn take_doorbells(&self, own: OwnedFd, peers: OwnedFd) {
-        if pair_doorbells::listen_to(own.as_fd()) {
-            self.woken.store(process::pid(), Ordering::Relaxed);
-        }
+        let is_heard = pair_doorbells::listen_to(own.as_fd());
+        self.has_doorbell.store(is_heard, Ordering::Relaxed);
         self.doorbell.keep(peers);
     }
 
-    /// True when the peer can wake this process by the pair's doorbell. A forked child has the pair
-    /// too, but the doorbell wakes its parent.
+    /// True when the peer can wake this process by the pair's doorbell.
     #[inline]
     pub(crate) fn has_doorbell(&self) -> bool {
-        self.woken.load(Ordering::Relaxed) == process::pid()
+        self.has_doorbell.load(Ordering::Relaxed)
     }
 
     /// The registration for a bit of our ready bitmaps.
@@ -195,14 +192,8 @@ fn pairs() -> Option<&'static [Pair]> {
 pub(crate) fn mapped() -> impl Iterator<Item = (usize, usize)> {
     // Acquire pairs with the Release store in `pairs`.
     let base = PAIRS.load(Ordering::Acquire);
-    let known = match base.is_null() {
-        true => &[],
-        // SAFETY: as in `pairs`.
-        false => unsafe { core::slice::from_raw_parts(base, PAIRS_MAX) },
-    };
     let table = (base as usize, PAIRS_BYTES);
-    let known = known.iter().take_while(|pair| !pair.base.is_null());
-    let parts = known.flat_map(|pair| {
+    let parts = known().flat_map(|pair| {
         [
             (pair.base as usize, PAIR_BYTES),
             (pair.registrations as usize, PLACES_BYTES),
@@ -213,14 +204,25 @@ pub(crate) fn mapped() -> impl Iterator<Item = (usize, usize)> {
 
 /// The library's descriptor `from` is `to` now; negative when it is gone.
 pub(crate) fn doorbell_moved(from: i32, to: i32) {
+    known().for_each(|pair| pair.doorbell.moved(from, to));
+}
+
+/// This process is a child: the doorbells of these pairs wake its parent. Uses no allocation and no
+/// lock.
+pub(crate) fn forked() {
+    known().for_each(|pair| pair.has_doorbell.store(false, Ordering::Relaxed));
+}
+
+/// The pairs that were mapped so far.
+fn known() -> impl Iterator<Item = &'static Pair> {
     // Acquire pairs with the Release store in `pairs`.
-    if PAIRS.load(Ordering::Acquire).is_null() {
-        return;
-    }
-    let known = pairs().unwrap_or_default().iter();
-    known
-        .take_while(|pair| !pair.base.is_null())
-        .for_each(|pair| pair.doorbell.moved(from, to));
+    let base = PAIRS.load(Ordering::Acquire);
+    let known: &[Pair] = match base.is_null() {
+        true => &[],
+        // SAFETY: as in `pairs`.
+        false => unsafe { core::slice::from_raw_parts(base, PAIRS_MAX) },
+    };
+    known.iter().take_while(|pair| !pair.base.is_null())
 }
 
 /// A pair that this process has already mapped.
@@ -313,7 +315,7 @@ fn adopt_pair(
             popped: AtomicU32::new(0),
             called: AtomicU64::new(0),
             doorbell: PeersDoorbell::none(),
-            woken: AtomicU32::new(0),
+            has_doorbell: AtomicBool::new(false),
         });
         Some(&*pair)
     }

@@ -4,7 +4,7 @@ use toehold_channel::table::WaitMode;
 
 use crate::connection::{self, release};
 use crate::epoll::lifetime;
-use crate::memory::mlockall;
+use crate::memory::{mlockall, pairs};
 use crate::process::descriptors::{self, Recipient};
 use crate::process::pair_doorbells;
 use crate::process::{self, confinement, family, holders, kept_bytes, table};
@@ -107,6 +107,7 @@ pub extern "C" fn after_fork_in_child() {
     adapter::requests::forked();
     adapter::forked();
     pair_doorbells::forked();
+    pairs::forked();
     kernel_waits::forked();
     uring::forked();
     lifetime::forked();
