@@ -9,9 +9,9 @@
 //! host gives it, or on another test. That is a fault of the test or of the code. More than
 //! [`UNSTEADY_MAX`] of them in a step are failures.
 //!
-//! Some steps only compute: compilers, model checkers. They run *beside* the others, on processor
-//! time that nobody else wants ([`Steps::run_beside`]). Other steps mostly wait. They run in
-//! *lanes*: the lanes run side by side, and the steps of a lane one after the other
+//! Some steps only compute: compilers, model checkers. They run *beside* the others, most of them
+//! on processor time that nobody else wants ([`Steps::run_beside`]). Other steps mostly wait. They
+//! run in *lanes*: the lanes run side by side, and the steps of a lane one after the other
 //! ([`Steps::run_lanes`]).
 //!
 //! Processor time bounds a run with lanes, so the table shows that of each step, and the closing
@@ -41,6 +41,16 @@ const LAST_LINES: usize = 10;
 
 /// Steps that run one after the other, beside other lanes.
 pub(crate) type Lane<'a> = Box<dyn FnOnce(&mut Steps) + Send + 'a>;
+
+/// The processor time that commands beside the steps get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// A step waits for them: as much as the steps get.
+    Awaited,
+    /// Only time that nobody else wants: they are in the idle class (`SCHED_IDLE`), so that a
+    /// step that wants a processor gets it at once.
+    Idle,
+}
 
 /// The results of a run of steps so far.
 #[derive(Debug)]
@@ -181,16 +191,19 @@ impl Steps {
         let _ = writeln!(self.shown, "{line}");
     }
 
-    /// Runs commands one after the other beside the steps that follow, until [`Steps::join`]. They
-    /// are in the scheduler's idle class (`SCHED_IDLE`), so a step that wants a processor gets it
-    /// at once. Their output is shown when they have ended.
-    pub(crate) fn run_beside(&mut self, commands: Vec<(&'static str, Command)>) {
-        let run = || {
+    /// Runs commands one after the other beside the steps that follow, until [`Steps::join`]. Their
+    /// output is shown when they have ended.
+    pub(crate) fn run_beside(&mut self, urgency: Urgency, commands: Vec<(&'static str, Command)>) {
+        let run = move || {
             let run = |(name, mut command): (&'static str, Command)| {
                 let title = format!("\n==> {name}, beside other steps: {}\n", words(&command));
                 let mut shown = title.into_bytes();
                 let (mut seen, started) = (Seen::default(), Instant::now());
-                let command = idle(command.current_dir(root()));
+                let command = command.current_dir(root());
+                let command = match urgency {
+                    Urgency::Awaited => command,
+                    Urgency::Idle => idle(command),
+                };
                 let success = tee(command, &mut shown, &mut seen);
                 let _ = std::io::stdout().lock().write_all(&shown);
                 seen.step(name, started, success)

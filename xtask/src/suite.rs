@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::steps::Steps;
+use crate::steps::{Steps, Urgency};
 use crate::{
     circles, links, modules, notices, orderings, packetdrill, rfc, root, target, text, tools, tour,
 };
@@ -30,7 +30,7 @@ pub(crate) fn check() -> bool {
 /// All steps.
 pub(crate) fn test() -> bool {
     let mut steps = Steps::default();
-    steps.run_beside(computations());
+    add_computations(&mut steps);
     add_quick_checks(&mut steps);
     // Both lanes take about the same time. Most of their tests wait for programs and timers, and
     // each is in network namespaces and folders of its own. Compilers wait, too: for the one crate
@@ -49,7 +49,7 @@ pub(crate) fn test() -> bool {
             packetdrill::add(lane);
             add_everything_express(lane);
             add_package(lane);
-            // Last: its Debian is made beside the lanes until then.
+            // Last: its Debian is made beside the lanes, and needs to be there by then.
             add_tour(lane);
         }),
     ]);
@@ -288,18 +288,18 @@ pub(crate) fn bench() -> bool {
     steps.conclude()
 }
 
-/// Steps without a limit of time, that nothing waits for. In [`test`] they run beside the others,
-/// of which many mostly wait.
-fn computations() -> Vec<(&'static str, Command)> {
+/// Begins the steps without a limit of time: they run beside the others, of which many mostly wait.
+fn add_computations(steps: &mut Steps) {
     let this = std::env::current_exe().expect("a running program has a path");
     let mut system = Command::new(this);
     system.args(["tour", "--prepare"]);
+    steps.run_beside(Urgency::Awaited, vec![("tour: its Debian", system)]);
     let mut lints = clippy();
     // A separate directory: two commands of cargo's never compile in one directory at a time.
     lints.env("CARGO_TARGET_DIR", target().join("clippy"));
-    let mut commands = vec![("tour: its Debian", system), ("clippy", lints)];
-    commands.extend(models());
-    commands
+    // Side by side, so that both processors have work when the lanes have ended.
+    steps.run_beside(Urgency::Idle, vec![("clippy", lints)]);
+    steps.run_beside(Urgency::Idle, models().collect());
 }
 
 fn add_checks(steps: &mut Steps) {
