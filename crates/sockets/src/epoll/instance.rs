@@ -83,9 +83,6 @@ pub(super) struct Epoll {
     /// Kinds of members that the kernel reports only once, because they are edge-triggered or
     /// one-shot ([`Epoll::note_ordinary`]): [`ONCE_ORDINARY`], [`ONCE_KNOWN`].
     pub(super) reported_once: AtomicU32,
-    /// 1 once a member was registered with `EPOLLEXCLUSIVE`, by which the kernel wakes one of the
-    /// threads that sleep in `epoll_wait`. It does not count those that sleep in `ppoll`.
-    pub(super) has_exclusive: AtomicU32,
     /// The listener's registration ([`super::parked`]), 0 for none.
     pub(super) listener: AtomicU32,
     /// Counts news of accelerated members, for edge-triggered registrations of this instance in

@@ -48,7 +48,6 @@ pub(crate) fn created(fd: i32) {
                 &epoll.pair_count,
                 &epoll.nested_count,
                 &epoll.reported_once,
-                &epoll.has_exclusive,
                 &epoll.listener,
                 &epoll.waits,
             ] {

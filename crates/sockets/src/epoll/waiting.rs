@@ -258,9 +258,8 @@ impl<K: FnMut(&mut Room, Sleep<'_>) -> i32> Call<'_, K> {
         let news = epoll.kernel_news_ns.load(Ordering::Relaxed);
         let is_quiet =
             news == 0 || news != KERNEL_OWED && now.saturating_sub(news) > KERNEL_FIRST_NS;
-        let is_barred = self.pair_sleep == PairSleep::TooLong
-            || epoll.has_exclusive.load(Ordering::Relaxed) != 0
-            || epoll.pair_count.load(Ordering::Relaxed) == 0;
+        let is_barred =
+            self.pair_sleep == PairSleep::TooLong || epoll.pair_count.load(Ordering::Relaxed) == 0;
         if is_barred || !is_quiet {
             return None;
         }
