@@ -357,7 +357,8 @@ fn is_askable_again(connection: &Connection) -> bool {
 
 /// True when the adapter refused the connection because an operator or a packet capture kept it on
 /// its carrier, which is over now, or because the other end of a Unix socket was not accepted yet,
-/// or because a user had too many connections. The adapter has forgotten such a request.
+/// or because a user or this process had too many connections. The adapter has forgotten such a
+/// request.
 #[inline]
 fn is_released(entry: &Entry) -> bool {
     let refusal = entry.refusal.load(Ordering::Relaxed);
@@ -365,7 +366,9 @@ fn is_released(entry: &Entry) -> bool {
         let calls = entry.carrier_calls.load(Ordering::Relaxed);
         return calls.is_multiple_of(CALLS_BETWEEN_LOOKS);
     }
-    if refusal == Reason::OverQuota as u32 {
+    let is_limited = refusal == Reason::OverQuota as u32
+        || refusal == Reason::NoResources as u32 && !offers::is_put_off(entry);
+    if is_limited {
         let calls = entry.carrier_calls.load(Ordering::Relaxed);
         return calls.is_multiple_of(CALLS_BETWEEN_RETRIES);
     }
@@ -378,16 +381,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connection_refused_by_a_quota_asks_again_after_many_calls() {
+    fn connection_refused_by_a_limit_asks_again_after_many_calls() {
+        for refused in [Reason::OverQuota, Reason::NoResources] {
+            let entry = Entry::default();
+            entry.refusal.store(refused as u32, Ordering::Relaxed);
+            let is_released_after = |calls| {
+                entry.carrier_calls.store(calls, Ordering::Relaxed);
+                is_released(&entry)
+            };
+            assert!(!is_released_after(CALLS_BETWEEN_RETRIES - 1));
+            assert!(is_released_after(CALLS_BETWEEN_RETRIES));
+            assert!(!is_released_after(CALLS_BETWEEN_RETRIES + 1));
+        }
+    }
+
+    #[test]
+    fn connection_whose_offer_was_postponed_asks_for_the_offer_only() {
         let entry = Entry::default();
-        let refused = Reason::OverQuota as u32;
+        let refused = Reason::NoResources as u32;
         entry.refusal.store(refused, Ordering::Relaxed);
-        let is_released_after = |calls| {
-            entry.carrier_calls.store(calls, Ordering::Relaxed);
-            is_released(&entry)
-        };
-        assert!(!is_released_after(CALLS_BETWEEN_RETRIES - 1));
-        assert!(is_released_after(CALLS_BETWEEN_RETRIES));
-        assert!(!is_released_after(CALLS_BETWEEN_RETRIES + 1));
+        entry.offers_taken.store(1, Ordering::Relaxed);
+        let calls = CALLS_BETWEEN_RETRIES;
+        entry.carrier_calls.store(calls, Ordering::Relaxed);
+        assert!(!is_released(&entry));
     }
 }
