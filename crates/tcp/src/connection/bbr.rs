@@ -10,17 +10,19 @@
 //! Startup ends when the bandwidth stops growing, Drain when the queue is empty. After 5 s without
 //! a shorter round trip comes ProbeRtt for 200 ms, then Cruise.
 //!
-//! There are three deviations. First, a round with much loss lowers the bound on bytes in flight in
-//! every state, not only while the flow probes. Otherwise a flow left a tenth to Reno and CUBIC,
-//! because their queue makes the round trip look longer. Second, if losses continue although the
-//! flow yields, the competitor ignores loss, as BBR's first version does. To yield would leave it
-//! everything, so the flow keeps to its bandwidth and its round trip. Third, the delivery rate is
-//! measured once per round trip, over all of it, and not for each segment. So records in flight
-//! need no extra memory, and connections with other algorithms pay nothing.
+//! There are four deviations. First, a round with much loss lowers the bound on bytes in flight in
+//! every state, not only while the flow probes. Otherwise a flow left a quarter to CUBIC, because
+//! CUBIC's queue makes the round trip look longer. Second, if losses continue although the flow
+//! yields, the competitor ignores loss, as BBR's first version does. To yield would leave it
+//! everything, so the flow keeps to its bandwidth and its round trip. Third, once much was lost,
+//! the window between two probes is 1.6 products of bandwidth and round trip instead of 2: with 2,
+//! the flow would keep a full product in the queue, which is all of a buffer of that size. Fourth,
+//! the delivery rate is measured once per round trip, over all of it, and not for each segment. So
+//! records in flight need no extra memory, and connections with other algorithms pay nothing.
 //!
-//! Beside Reno a flow gets more than half when Reno needs longer to regain a halved window than the
-//! 2 to 3 s between two probes (section 5.3.3.8, `BBRPickProbeWait`). The draft has this property
-//! too.
+//! A probe ends with the first acknowledgement that shows much loss, and not at the end of its
+//! round: in the rest of the round, the flow would go on to fill the competitor's buffer, and take
+//! 70 to 80 % beside CUBIC.
 
 use crate::position::Position;
 use crate::time::{Duration, Instant};
@@ -32,6 +34,8 @@ const DOWN_PACING: u64 = 90;
 const UP_PACING: u64 = 125;
 const WINDOW: u64 = 200;
 const UP_WINDOW: u64 = 225;
+/// The window between two probes of a flow that has lost much. Not in the draft.
+const LOSSY_WINDOW: u64 = 160;
 const PROBE_RTT_WINDOW: u64 = 50;
 /// Section 5.5.5: a little below the estimate, so that queues drain.
 const PACING_MARGIN: u64 = 99;
@@ -39,13 +43,14 @@ const PACING_MARGIN: u64 = 99;
 const LOSS_PARTS: u64 = 50;
 /// Yielding is in vain when much is lost again within `VAIN_ROUNDS` rounds, `VAIN_LOSSES` times in
 /// a row. CUBIC and Reno need more rounds to fill a queue again; BBR's first version probes every
-/// eighth round.
-const VAIN_ROUNDS: u64 = 16;
+/// eighth round. Losses in the next `SAME_LOSS_ROUNDS` rounds have the same cause.
+const VAIN_ROUNDS: u64 = 32;
+const SAME_LOSS_ROUNDS: u64 = 2;
 const VAIN_LOSSES: u8 = 3;
 /// Section 2.7, BBRBeta and BBRHeadroom, in hundredths.
 const BETA: u64 = 70;
 const KEPT_OF_HEADROOM: u64 = 85;
-/// Section 5.3.1.2: rounds without growth by a quarter that end Startup.
+/// Section 5.3.1.2: rounds without growth by a quarter that end Startup, or a probe.
 const FULL_ROUNDS: u8 = 3;
 /// Section 5.3.3.8: the most rounds between two probes, to coexist with Reno.
 const RENO_ROUNDS_MAX: u64 = 63;
@@ -222,6 +227,7 @@ impl Bbr {
         self.delivered += step.delivered_bytes;
         self.is_limited_by_program |= step.has_sent_all;
         self.note_round_trip(&step);
+        self.answer_losses_of_probe(&step);
         // Only a flight that is acknowledged as a whole shows the path's rate.
         let began_idle = core::mem::take(&mut self.round_began_idle);
         let is_part = began_idle && step.una < step.nxt;
@@ -305,6 +311,23 @@ impl Bbr {
         }
     }
 
+    /// Section 5.5.10.2: the probe ends as soon as much is lost of the data in flight
+    /// (BBRHandleLostPacket, BBRHandleInflightTooHigh).
+    fn answer_losses_of_probe(&mut self, step: &Step) {
+        let is_probing = matches!(self.state, State::Refill | State::Up);
+        if !is_probing || !self.is_full || self.yields_in_vain() {
+            return;
+        }
+        let sent = step.in_flight + self.round_lost;
+        if self.round_lost * LOSS_PARTS <= sent || self.is_in_vain(true) {
+            return;
+        }
+        self.in_flight_high = Some(sent.max(self.product(100) * BETA / 100));
+        self.begin_down(step);
+        // The losses are answered. A round begins here, but it is not counted.
+        self.measure_from_here(step);
+    }
+
     /// Sections 5.5.10.2 and 5.5.10.3.
     fn answer_losses(&mut self, step: &Step, rate: u64, delivered_bytes: u64) {
         self.rounds_without_loss += 1;
@@ -322,7 +345,7 @@ impl Bbr {
         }
         match self.state {
             // Section 5.3.1.3 waits for losses in six acknowledgements (BBRStartupFullLossCnt).
-            // With that, a flow would take 64 % of a bottleneck beside CUBIC, instead of 57 %.
+            // With that, an earlier version took 64 % of a bottleneck beside CUBIC instead of 57 %.
             State::Startup if is_much => {
                 self.is_full = true;
                 self.in_flight_high = Some(self.product(100).max(delivered_bytes));
@@ -352,17 +375,21 @@ impl Bbr {
     fn is_in_vain(&mut self, is_much: bool) -> bool {
         if is_much {
             self.vain_losses = match self.rounds_without_loss {
-                0..=VAIN_ROUNDS => self.vain_losses.saturating_add(1),
+                rounds if rounds <= SAME_LOSS_ROUNDS => self.vain_losses,
+                rounds if rounds <= VAIN_ROUNDS => self.vain_losses.saturating_add(1),
                 _ => 0,
             };
             self.rounds_without_loss = 0;
         }
+        self.yields_in_vain()
+    }
+
+    fn yields_in_vain(&self) -> bool {
         self.vain_losses >= VAIN_LOSSES
     }
 
     fn change_state(&mut self, step: &Step, is_round_over: bool) {
         let elapsed = step.now.since(self.cycle_began);
-        let round_trip = self.min_rtt.unwrap_or_default();
         match self.state {
             State::Startup if self.is_full => self.state = State::Drain,
             State::Drain if step.in_flight <= self.product(100) => self.begin_down(step),
@@ -389,11 +416,12 @@ impl Bbr {
                 self.cycle_began = step.now;
                 self.rounds = 0;
                 self.raise = 1;
+                self.full_rate = self.rates[1];
+                self.full_rounds = 0;
             }
             State::Up => {
                 self.raise_bound(step, is_round_over);
-                let has_queue = step.in_flight >= self.product(UP_PACING);
-                if self.rounds > 0 && elapsed > round_trip && has_queue {
+                if is_round_over && self.has_found_limit(step) {
                     self.begin_down(step);
                 }
             }
@@ -405,6 +433,20 @@ impl Bbr {
             self.state = State::ProbeRtt;
             self.ends_at = None;
         }
+    }
+
+    /// At the end of a round of Up: the rate has stopped growing, though the bound on bytes in
+    /// flight did not limit it (section 5.3.3.6, BBRIsTimeToGoDown).
+    fn has_found_limit(&mut self, step: &Step) -> bool {
+        let rate = self.rates[1];
+        let is_bounded = self.in_flight_high.is_some_and(|high| step.cwnd >= high);
+        if is_bounded || rate >= self.full_rate / 4 * 5 {
+            self.full_rate = rate;
+            self.full_rounds = 0;
+        } else {
+            self.full_rounds += 1;
+        }
+        self.full_rounds >= FULL_ROUNDS
     }
 
     /// Section 5.3.3.5.4: while the bound limits the flow, the bound grows, faster in each round.
@@ -458,6 +500,10 @@ impl Bbr {
         self.rounds = 0;
         self.rate_low = None;
         self.in_flight_low = None;
+        self.measure_from_here(step);
+    }
+
+    fn measure_from_here(&mut self, step: &Step) {
         self.round_end = step.nxt;
         self.round_delivered = self.delivered;
         self.round_began = step.now;
@@ -469,6 +515,7 @@ impl Bbr {
         let least = WINDOW_SEGMENTS_MIN * step.mss;
         let gain = match self.state {
             State::Up => UP_WINDOW,
+            _ if self.in_flight_high.is_some() && !self.yields_in_vain() => LOSSY_WINDOW,
             _ => WINDOW,
         };
         let target = match self.min_rtt {
@@ -691,6 +738,40 @@ mod tests {
         }
         let high = flow.model.in_flight_high.expect("it stays");
         assert!(high > 60 * MSS, "{high}");
+    }
+
+    /// BBRHandleLostPacket: the rest of the round would only fill the queue.
+    #[test]
+    fn a_probe_ends_with_the_acknowledgement_that_shows_much_loss() {
+        let mut flow = cruising();
+        flow.model.state = State::Up;
+        flow.acknowledge(MSS, 39 * MSS);
+        assert_eq!(flow.model.state, State::Up);
+        flow.model.note_lost(2 * MSS);
+        flow.acknowledge(MSS, 36 * MSS);
+        assert_eq!(flow.model.state, State::Down);
+        assert_eq!(flow.model.in_flight_high, Some(38 * MSS));
+        // Between two probes the window leaves a part of the buffer to others.
+        flow.model.state = State::Cruise;
+        flow.model.in_flight_high = Some(1_000 * MSS);
+        flow.cwnd = 200 * MSS;
+        flow.acknowledge(MSS, 35 * MSS);
+        let product = flow.model.product(100);
+        assert_eq!(flow.cwnd, product * LOSSY_WINDOW / 100 + 3 * MSS);
+    }
+
+    /// Section 5.3.3.6: nothing is lost, but the rate does not grow.
+    #[test]
+    fn a_probe_ends_when_the_rate_stays_the_same() {
+        let mut flow = cruising();
+        flow.model.state = State::Up;
+        flow.model.full_rate = flow.model.rates[1].max(flow.model.rates[0]);
+        flow.model.full_rounds = 0;
+        for round in 1..=FULL_ROUNDS {
+            assert_eq!(flow.model.state, State::Up, "round {round}");
+            flow.round(40 * MSS);
+        }
+        assert_eq!(flow.model.state, State::Down);
     }
 
     /// BBR.idle_restart: after an idle time the path was measured without a queue already.

@@ -224,26 +224,23 @@ mod tests {
         [bytes[0] as f64 / sum, bytes[1] as f64 / sum]
     }
 
-    /// BBR gets at least two fifths beside BBR, whichever transfer begins first. A loss-based
-    /// competitor gets a share, too. Beside NewReno the share of a single transfer depends on the
-    /// times of BBR's probes, so several count together.
+    /// BBR gets about half beside BBR, whichever transfer begins first, and beside a loss-based
+    /// competitor. The share of a single transfer depends on the times of BBR's probes, most beside
+    /// NewReno.
     #[test]
     fn bbr_shares_a_bottleneck_with_itself_and_with_others() {
         use CongestionControl::{Bbr, Cubic, NewReno};
-        let cases: [(&[u64], _, _); 4] = [
-            (&[0], Bbr, 0.4),
-            (&[1], Bbr, 0.4),
-            (&[0, 1, 2, 3, 4, 5], NewReno, 0.2),
-            (&[0], Cubic, 0.2),
+        let cases = [
+            (Bbr, 0.45..0.55, 0.4),
+            (Cubic, 0.45..0.55, 0.4),
+            (NewReno, 0.45..0.65, 0.2),
         ];
-        for (seeds, other, least) in cases {
-            let all = seeds.iter().map(|&seed| shares(seed, Bbr, other));
-            let sums = all.fold([0.0, 0.0], |sums, [bbr, others]| {
-                [sums[0] + bbr, sums[1] + others]
-            });
-            let [bbr, others] = sums.map(|sum| sum / seeds.len() as f64);
-            let is_fair = bbr >= 0.4 && others >= least;
-            assert!(is_fair, "{bbr:.2} against {other:?} {others:.2}");
+        for (other, mean, least) in cases {
+            let all = [0, 1, 2, 3, 4, 5].map(|seed| shares(seed, Bbr, other));
+            let bbr = all.iter().map(|[bbr, _]| bbr).sum::<f64>() / all.len() as f64;
+            let is_fair = all.iter().flatten().all(|&share| share >= least);
+            assert!(mean.contains(&bbr), "{bbr:.2} against {other:?}, {all:.2?}");
+            assert!(is_fair, "against {other:?}: {all:.2?}");
         }
     }
 
@@ -272,11 +269,11 @@ mod tests {
     #[test]
     fn bbr_shares_a_bottleneck_with_the_senders_of_others() {
         for (most, rival) in [
-            (0.7, RivalKind::BbrOne),
-            (0.7, RivalKind::Cubic),
-            (0.8, RivalKind::Reno),
+            (0.65, RivalKind::BbrOne),
+            (0.55, RivalKind::Cubic),
+            (0.6, RivalKind::Reno),
         ] {
-            let share = mean_share_beside(4, CongestionControl::Bbr, rival);
+            let share = mean_share_beside(6, CongestionControl::Bbr, rival);
             assert!((0.4..most).contains(&share), "{share:.2} beside {rival:?}");
         }
     }
