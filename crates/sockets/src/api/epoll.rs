@@ -177,7 +177,7 @@ unsafe fn sleep_on_doorbells(
     let result = unsafe { real::ppoll(both.as_mut_ptr(), 2, time, mask) };
     if result > 0 {
         match both[1].revents {
-            0 => {}
+            0 => doorbells.note_instance(),
             libc::POLLIN => doorbells.take(),
             _ => doorbells.lose(),
         }

@@ -14,7 +14,7 @@ use crate::epoll::nested::ReportedInstances;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::{OutOfMemory, Watch};
 use crate::express;
-use crate::process::pair_doorbells::{self, Claim};
+use crate::process::pair_doorbells::{self, Cause, Claim};
 use crate::system::deferral::Handlers;
 use crate::system::{cancellation, deferral, errno, sys};
 use crate::waiting::spin::{self, ENDLESS_NS};
@@ -156,6 +156,8 @@ enum PairSleep {
     None,
     /// A doorbell has ended it.
     Rung,
+    /// An event of an ordinary member has ended it, but another thread or process has taken that.
+    PassedOver,
     /// It took as long as it may.
     TooLong,
 }
@@ -309,8 +311,10 @@ impl<K: FnMut(&mut Room, Sleep<'_>) -> i32> Call<'_, K> {
             0 => epoll.spin.slept(woken - now),
             _ => epoll.spin.slept_for_kernel(),
         }
-        if kept > 0 {
+        if kept > 0 || pair_sleep == PairSleep::PassedOver {
             epoll.kernel_news_ns.store(woken, Ordering::Relaxed);
+        }
+        if kept > 0 {
             let more = epoll.sweep_and_harvest(generation, &mut events[kept..]);
             let parts = Parts::between(epoll, kept, kept + more, Some(moves));
             return ControlFlow::Break(once_each(epoll, events, parts));
@@ -640,10 +644,11 @@ fn sleep(
         (Ok(()), false) => closed(),
     });
     end();
-    let is_rung = doorbells.as_ref().is_some_and(Claim::is_rung);
-    let pair_sleep = match (is_rung, result, longest) {
-        (true, ..) => PairSleep::Rung,
-        (false, 0, Some(_)) => PairSleep::TooLong,
+    let cause = doorbells.as_ref().map(Claim::cause);
+    let pair_sleep = match (cause, result, longest) {
+        (Some(Cause::Doorbell), ..) => PairSleep::Rung,
+        (Some(Cause::Instance), 0, _) => PairSleep::PassedOver,
+        (Some(Cause::Nothing), 0, Some(_)) => PairSleep::TooLong,
         _ => PairSleep::None,
     };
     if is_express {

@@ -149,7 +149,18 @@ pub(crate) fn forked() {
 /// them after its sleep, even if it is cancelled there.
 pub(crate) struct Claim {
     instance: i32,
-    is_rung: Cell<bool>,
+    cause: Cell<Cause>,
+}
+
+/// The cause that has ended a sleep on doorbells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The time is over, or a signal came; or the thread did not sleep.
+    Nothing,
+    /// A doorbell.
+    Doorbell,
+    /// The program's instance, and no doorbell.
+    Instance,
 }
 
 /// Claims the doorbells for a sleep on epoll instance `number`. `None` when there are none, or when
@@ -164,7 +175,7 @@ pub(crate) fn claim(number: u32) -> Option<Claim> {
     }
     let claim = Claim {
         instance,
-        is_rung: Cell::new(false),
+        cause: Cell::new(Cause::Nothing),
     };
     // A child that shares our memory, or has a copy that it got past the library, has its parent's
     // instance.
@@ -184,9 +195,14 @@ impl Claim {
         self.instance
     }
 
-    /// Whether a doorbell has ended the sleep.
-    pub(crate) fn is_rung(&self) -> bool {
-        self.is_rung.get()
+    /// The cause that has ended the sleep.
+    pub(crate) fn cause(&self) -> Cause {
+        self.cause.get()
+    }
+
+    /// The program's instance has ended the sleep.
+    pub(crate) fn note_instance(&self) {
+        self.cause.set(Cause::Instance);
     }
 
     /// Takes the events that have ended the sleep. The thread looks at its members afterwards.
@@ -194,7 +210,7 @@ impl Claim {
         const BATCH: usize = 16;
         /// More than all peers that may ring.
         const BATCHES_MAX: usize = 4096 / BATCH;
-        self.is_rung.set(true);
+        self.cause.set(Cause::Doorbell);
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
         for _ in 0..BATCHES_MAX {
             if sys::epoll_look(self.instance, &mut events) < BATCH {
@@ -319,7 +335,7 @@ mod tests {
             assert!(!pollable(&held), "nobody rang, {rounds}");
             assert!(peers.iter().all(PeersDoorbell::ring) && pollable(&held));
             held.take();
-            assert!(held.is_rung());
+            assert_eq!(held.cause(), Cause::Doorbell);
         }
         assert!(!pollable(&held));
 
