@@ -184,7 +184,7 @@ fn read(mut reply: &[u8], number: u32, each: &mut impl FnMut(&[u8])) -> Answer {
             match i32::from(kind) {
                 libc::NLMSG_DONE => return Answer::End,
                 libc::NLMSG_ERROR => return Answer::Refused,
-                _ if kind == SOCK_DIAG_BY_FAMILY => each(body),
+                _ if [SOCK_DIAG_BY_FAMILY, tcp::TCPDIAG_GETSOCK].contains(&kind) => each(body),
                 _ => {}
             }
         }

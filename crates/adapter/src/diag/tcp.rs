@@ -9,7 +9,7 @@ use crate::entropy;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use toehold_freestanding::diag::{
-    ANY_COOKIE, HEADER_BYTES, INFO, INODE_AT, TCP_LISTEN, TCP_QUESTION_BYTES, TcpQuestion, inode_in,
+    ANY_COOKIE, HEADER_BYTES, INFO, INODE_AT, TCP_LISTEN, TcpQuestion, inode_in,
 };
 
 /// A TCP socket, as the kernel describes it.
@@ -84,35 +84,42 @@ impl Diag {
 
     /// Calls `each` with the TCP sockets in some states, a bit for each.
     fn each_tcp_socket(&self, states: u32, mut each: impl FnMut(TcpSocket)) -> Option<()> {
-        for family in [libc::AF_INET, libc::AF_INET6] {
-            let number = entropy::bits().ok()?[0] as u32;
-            let request = request(family, states, number);
-            let listed = self.list(&request, number, usize::MAX, |body| {
-                if let Some(socket) = parse(body) {
-                    each(socket);
-                }
-            });
-            if !matches!(listed, Listed::All) {
-                return None;
+        let number = entropy::bits().ok()?[0] as u32;
+        let listed = self.list(&request(states, number), number, usize::MAX, |body| {
+            if let Some(socket) = parse(body) {
+                each(socket);
             }
-        }
-        Some(())
+        });
+        matches!(listed, Listed::All).then_some(())
     }
 }
 
-fn request(family: i32, states: u32, number: u32) -> [u8; TCP_QUESTION_BYTES] {
-    let any = ([0; 16], 0);
-    let question = TcpQuestion {
-        family,
-        attributes: 0,
-        states,
-        local: any,
-        remote: any,
-        interface: 0,
-        cookie: 0,
-    };
-    question.bytes(number, libc::NLM_F_REQUEST | libc::NLM_F_DUMP)
+/// `struct nlmsghdr` and `struct inet_diag_req` (include/uapi/linux/inet_diag.h).
+const REQUEST_BYTES: usize = HEADER_BYTES + 60;
+
+/// A request for the sockets in some states, of both families (`inet_diag_dump_compat` in
+/// net/ipv4/inet_diag.c). The newer request names one family, and for each request the kernel walks
+/// through its whole table of connections, which has 262,144 places on a host with much memory.
+fn request(states: u32, number: u32) -> [u8; REQUEST_BYTES] {
+    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
+    let fields: [(usize, &[u8]); 5] = [
+        (0, &(REQUEST_BYTES as u32).to_ne_bytes()),
+        (4, &TCPDIAG_GETSOCK.to_ne_bytes()),
+        (6, &flags.to_ne_bytes()),
+        (8, &number.to_ne_bytes()),
+        (STATES_AT, &states.to_ne_bytes()),
+    ];
+    let mut bytes = [0; REQUEST_BYTES];
+    for (at, field) in fields {
+        bytes[at..at + field.len()].copy_from_slice(field);
+    }
+    bytes
 }
+
+/// The kind of such a request, and of the answers (include/uapi/linux/inet_diag.h).
+pub(super) const TCPDIAG_GETSOCK: u16 = 18;
+/// `idiag_states`, behind four bytes and `struct inet_diag_sockid`.
+const STATES_AT: usize = HEADER_BYTES + 4 + 48;
 
 /// `struct inet_diag_msg`.
 fn parse(body: &[u8]) -> Option<TcpSocket> {
