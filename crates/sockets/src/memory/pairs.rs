@@ -96,6 +96,13 @@ impl Pair {
     pub(crate) fn take_doorbells(&self, own: OwnedFd, peers: OwnedFd) {
         let is_heard = pair_doorbells::listen_to(own.as_fd());
         self.has_doorbell.store(is_heard, Ordering::Relaxed);
+        if !pair_doorbells::has_room() {
+            // A peer that has ended, perhaps. If not, its carriers are rung.
+            let is_idle = |pair: &Pair| pair.channels.load(Ordering::Relaxed) == 0;
+            if let Some(idle) = known().find(|&pair| is_idle(pair) && pair.doorbell.is_kept()) {
+                idle.doorbell.close();
+            }
+        }
         self.doorbell.keep(peers);
     }
 
@@ -339,6 +346,28 @@ pub(crate) mod tests {
         let pair = map_pair(id, 0, file.as_fd(), |_| {})?;
         pair.channels.store(1, Ordering::Relaxed);
         Some(pair)
+    }
+
+    #[test]
+    fn doorbell_of_a_new_peer_replaces_that_of_an_idle_one() {
+        use crate::process::pair_doorbells::PEERS_MAX;
+        use crate::process::pair_doorbells::tests::{eventfd, turn};
+
+        let _turn = turn();
+        let made = |id: u32| {
+            let pair = pair_with_file(1000 + u64::from(id)).expect("memory");
+            pair.take_doorbells(eventfd(), eventfd());
+            pair
+        };
+        let first: Vec<&Pair> = (0..PEERS_MAX).map(made).collect();
+        assert!(first.iter().all(|pair| pair.doorbell.ring()));
+        assert!(!made(PEERS_MAX).doorbell.is_kept(), "all are in use");
+        first[3].channels.store(0, Ordering::Relaxed);
+        let last = made(PEERS_MAX + 1);
+        assert!(last.doorbell.ring() && !first[3].doorbell.ring());
+        for pair in first.into_iter().chain([last]) {
+            pair.doorbell.close();
+        }
     }
 
     #[test]

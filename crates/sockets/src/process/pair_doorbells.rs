@@ -41,7 +41,7 @@ static RUNG: AtomicU32 = AtomicU32::new(0);
 static IN_VAIN: AtomicU32 = AtomicU32::new(0);
 
 /// Each peer takes a descriptor here; the others are rung by their carriers.
-const PEERS_MAX: u32 = 64;
+pub(crate) const PEERS_MAX: u32 = 64;
 /// With fewer numbers than this, all of them are the program's.
 const DESCRIPTOR_LIMIT_MIN: usize = 256;
 /// A doorbell may come for nothing once in so many sleeps.
@@ -75,6 +75,11 @@ fn may_have_descriptors() -> bool {
     descriptors::descriptor_limit() >= DESCRIPTOR_LIMIT_MIN
 }
 
+/// Whether this process may keep the doorbell of one more peer.
+pub(crate) fn has_room() -> bool {
+    RUNG.load(Ordering::Relaxed) < PEERS_MAX
+}
+
 /// A peer's doorbell, in this process. 0 stands for none.
 pub(crate) struct PeersDoorbell(AtomicI32);
 
@@ -84,9 +89,14 @@ impl PeersDoorbell {
         PeersDoorbell(AtomicI32::new(0))
     }
 
+    /// Whether there is one.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+
     /// Keeps `file`, unless this process has enough of them. The caller holds the adapter's lock.
     pub(crate) fn keep(&self, file: OwnedFd) {
-        if RUNG.load(Ordering::Relaxed) >= PEERS_MAX || !may_have_descriptors() {
+        if !has_room() || !may_have_descriptors() {
             return;
         }
         RUNG.fetch_add(1, Ordering::Relaxed);
@@ -304,24 +314,33 @@ pub(crate) fn closing(number: u32, fd: i32) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
     use super::*;
 
     const NUMBER: u32 = 3;
+
+    /// The doorbells are those of the process, so their tests take turns.
+    pub(crate) fn turn() -> MutexGuard<'static, ()> {
+        static TURN: Mutex<()> = Mutex::new(());
+        TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn eventfd() -> OwnedFd {
+        // SAFETY: plain system call; the descriptor is ours.
+        unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) }
+    }
 
     fn pollable(claim: &Claim) -> bool {
         sys::poll_now(claim.descriptor(), libc::POLLIN) != 0
     }
 
-    /// The doorbells are those of the process, so one test does everything.
     #[test]
     fn doorbells_wake_one_sleeper_until_they_ring_for_nothing_too_often() {
-        let made = [0; 2].map(|_| {
-            // SAFETY: plain system call; the descriptor is ours.
-            unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) }
-        });
+        let _turn = turn();
+        let made = [0; 2].map(|_| eventfd());
         let peers = [const { PeersDoorbell::none() }; 2];
-        assert!(claim(NUMBER).is_none(), "there are none yet");
         for (own, peer) in made.iter().zip(&peers) {
             assert!(!peer.ring(), "it was not given out yet");
             assert!(listen_to(own.as_fd()));
