@@ -2,9 +2,10 @@
 
 mod support;
 
+use std::io::{Read as _, Write as _};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use support::{Adapter, FakeLibrary, Scratch, connect, sockets};
+use support::{Adapter, FakeLibrary, FakeOffer, Scratch, connect, sockets};
 use toehold_adapter::daemon::Options;
 use toehold_channel::rendezvous::GOES_ON;
 use toehold_channel::table::{COMMAND_NONE, COMMAND_SPARE, Reason};
@@ -35,6 +36,8 @@ fn both_ends_of_a_connection_get_the_same_region() {
     assert_eq!(to_client.message.slot, to_server.message.slot);
     assert_eq!(to_client.message.pair, to_server.message.pair);
     assert!(to_client.pair.is_some() && to_server.pair.is_some());
+    rings(&to_client, &to_server);
+    rings(&to_server, &to_client);
 
     let tail = &to_client.control().sides[0].publish.tail;
     tail.store(4711, Ordering::Release);
@@ -58,6 +61,7 @@ fn further_connections_of_two_processes_share_their_pair() {
         for offer in [&to_client, &to_server] {
             assert_eq!(offer.message.slot, u32::from(slot));
             assert_eq!(offer.pair.is_some(), slot == 0, "the pair comes once");
+            assert_eq!(offer.doorbells.is_some(), slot == 0, "and its doorbells");
             pairs.push(offer.message.pair);
         }
     }
@@ -76,6 +80,17 @@ fn a_program_that_talks_to_itself_is_introduced_to_itself() {
     let entries: Vec<_> = offers.iter().map(|offer| offer.message.entry).collect();
     assert_eq!(entries, [connected.entry, accepted.entry]);
     assert!(offers[0].pair.is_some() && offers[1].pair.is_none());
+    assert!(offers.iter().all(|offer| offer.doorbells.is_none()));
+}
+
+/// One process rings its peer's doorbell, and the peer's own has rung.
+fn rings(from: &FakeOffer, to: &FakeOffer) {
+    let [_, peers] = from.doorbells.as_ref().expect("a new pair");
+    let [own, _] = to.doorbells.as_ref().expect("a new pair");
+    (&mut &*peers).write_all(&1u64.to_ne_bytes()).expect("room");
+    let mut count = [0; 8];
+    (&mut &*own).read_exact(&mut count).expect("it has rung");
+    assert_eq!(u64::from_ne_bytes(count), 1);
 }
 
 #[test]

@@ -23,7 +23,9 @@ use toehold_adapter::wire::{self, Received};
 use toehold_channel::layout::{
     Control, PAIR_BYTES, PAIR_MAGIC, REGION_MAGIC, SLAB_BYTES, place_in_slab, slab_of,
 };
-use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
+use toehold_channel::rendezvous::{
+    DOORBELLS_ATTACHED, Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED,
+};
 use toehold_channel::table::{
     COMMAND_NONE, COMMAND_SPARE, Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, TABLE_BYTES, Table,
     WaitMode,
@@ -199,6 +201,8 @@ pub(crate) struct FakeOffer {
     pub(crate) region: NonNull<u8>,
     pub(crate) pair: Option<File>,
     pub(crate) slab: Option<File>,
+    /// The receiver's, and its peer's.
+    pub(crate) doorbells: Option<[File; 2]>,
 }
 
 impl FakeOffer {
@@ -424,7 +428,11 @@ impl FakeLibrary {
             is_attached.then(|| File::from(descriptors.remove(0)))
         };
         let (slab, pair) = (next(SLAB_ATTACHED), next(PAIR_ATTACHED));
-        assert!(descriptors.is_empty(), "a slab and a pair at most");
+        let doorbells = (next(DOORBELLS_ATTACHED), next(DOORBELLS_ATTACHED));
+        assert!(
+            descriptors.is_empty(),
+            "a slab, a pair and its doorbells at most"
+        );
         if let Some(pair) = &pair {
             assert_eq!(pair.metadata().expect("metadata").len(), PAIR_BYTES as u64);
             let mut magic = [0u8; 8];
@@ -444,6 +452,7 @@ impl FakeLibrary {
             region: unsafe { base.add(place_in_slab(message.slot)) },
             pair,
             slab,
+            doorbells: doorbells.0.zip(doorbells.1).map(<[File; 2]>::from),
         };
         assert_eq!(offer.control().magic.load(Ordering::Relaxed), REGION_MAGIC);
         offer
