@@ -1,9 +1,12 @@
 //! Listeners that end by other calls than `close`.
 
+use std::thread;
+use std::time::Duration;
+
 use crate::Case;
 use crate::role::{Role, receive_all, send_all, shown};
 use crate::stdio::Stream;
-use crate::sys::{self, Fd};
+use crate::sys::{self, Fd, Ret};
 
 pub(crate) const CASES: &[Case] = &[
     Case::roles("listener_that_dup2_replaces_refuses", |role| {
@@ -166,13 +169,28 @@ fn frees_its_port(role: &Role, server: impl Fn(&Role, Fd)) {
         role.tell(u32::from(port));
         server(role, listener);
         let next = sys::socket(role.family, 0);
-        role.say("bind", sys::bind_port(next, role.family, port));
+        role.say("bind", bind_soon(next, role.family, port));
         role.say("listen", sys::listen(next, 8));
     } else {
         let port = role.hear_port();
         ask(role, port);
     }
     role.step();
+}
+
+/// Binds to a port whose last connections have ended in order. The kernel keeps such a connection
+/// until its last acknowledgement has come, and over a link that takes a moment. A port in
+/// TIME_WAIT would stay in use for a minute.
+fn bind_soon(socket: Fd, family: i32, port: u16) -> Ret {
+    const TRIES: usize = 500;
+    for _ in 1..TRIES {
+        let bound = sys::bind_port(socket, family, port);
+        if !bound.is(libc::EADDRINUSE) {
+            return bound;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    sys::bind_port(socket, family, port)
 }
 
 /// Makes short connections through `listener`, by an epoll instance, as a server does. The last of
