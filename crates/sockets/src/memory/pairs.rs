@@ -234,10 +234,7 @@ fn known() -> impl Iterator<Item = &'static Pair> {
 
 /// A pair that this process has already mapped.
 pub(crate) fn find_pair(id: u64, side: usize) -> Option<&'static Pair> {
-    pairs()?
-        .iter()
-        .take_while(|pair| !pair.base.is_null())
-        .find(|pair| pair.id == id && pair.side == side)
+    known().find(|pair| pair.id == id && pair.side == side)
 }
 
 /// A pair's memfd, mapped and verified; the caller holds the adapter's lock. If another pair had
