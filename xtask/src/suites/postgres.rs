@@ -25,6 +25,18 @@ const CONFIGURE: [&str; 4] = [
     "--without-readline",
     "--without-zlib",
 ];
+/// Arguments of `make` for the headers that the server's build generates.
+const GENERATED_HEADERS: [&str; 2] = ["src/backend", "generated-headers"];
+/// Arguments of `make` for a library with functions in C. Its one file needs nothing of libpgport,
+/// which its makefile would compile first, and the headers are there.
+const LIBRARY_OF_TESTS: [&str; 6] = [
+    "src/test/regress",
+    "-o",
+    "submake-libpgport",
+    "-o",
+    "submake-generated-headers",
+    "regress.so",
+];
 /// Libraries of the server's that tests load from the folder that has `regress.so`.
 const LIBRARIES: [&str; 2] = ["autoinc.so", "refint.so"];
 /// The number of groups of tests in the selection for `make test`, from the first group on: types,
@@ -42,12 +54,9 @@ pub(super) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
     let tests = source.join("src/test");
     if !tests.join("regress/regress.so").is_file() {
         source::build(&source, &CONFIGURE)?;
-        for (folder, target) in [
-            ("src/backend", "generated-headers"),
-            ("src/test/regress", "regress.so"),
-        ] {
-            source::build(&source, &["make", "--quiet", "-C", folder, target])?;
-        }
+        let make = ["make", "--quiet", "-C"];
+        source::build(&source, &[&make[..], &GENERATED_HEADERS].concat())?;
+        source::build(&source, &[&make[..], &LIBRARY_OF_TESTS].concat())?;
     }
     let work = source::cache().join("postgres-work");
     prepare(&tests, &work).map_err(|error| format!("{}: {error}", work.display()))?;
