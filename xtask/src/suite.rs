@@ -69,16 +69,6 @@ fn add_tests(steps: &mut Steps) {
         // A skip that the runner captured would be as silent as a pass.
         &["--show-output"],
     );
-    steps.run(
-        "copy: no std",
-        cargo().args([
-            "test",
-            "-p",
-            "toehold-copy",
-            "--lib",
-            "--no-default-features",
-        ]),
-    );
     add_devices(steps);
 }
 
@@ -227,6 +217,10 @@ pub(crate) fn sim(seed: Option<&str>) -> bool {
             command.args(["--seeds", &NIGHTLY_SEEDS.to_string()]);
             command.args(["--jobs", &cores().to_string()]);
             steps.run("simulator, nightly", &mut command);
+            let mut command = cargo();
+            command.env("TOEHOLD_ALL_NUMBERS", "1");
+            command.args(["test", "-p", "toehold-tcp", "--lib", "position"]);
+            steps.run("every sequence number", &mut command);
         }
         Some(seed) => steps.run(
             "simulator",

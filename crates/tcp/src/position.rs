@@ -156,10 +156,24 @@ mod tests {
     /// time: its number is 0.
     const TURN: (u32, Position) = (0x9e37_79b9, Position((2 << 32) - 0x9e37_79b9));
 
-    /// All 2^32 distances that a number on the wire can express.
+    /// Distances that a number on the wire can express: all that are close to one at which bits of
+    /// the number change their values together, and one of every [`STRIDE`] of the others. With
+    /// `TOEHOLD_ALL_NUMBERS` set, all 2^32.
     fn distances() -> impl Iterator<Item = i64> {
-        i64::from(i32::MIN)..1 << 31
+        let stride = match std::env::var_os("TOEHOLD_ALL_NUMBERS") {
+            Some(_) => 1,
+            None => STRIDE,
+        };
+        let turns = (0..32).flat_map(|bit| [-1 << bit, 1 << bit]);
+        let close = turns.flat_map(|turn: i64| turn - 3..=turn + 3);
+        let close = close.filter(|distance| ALL.contains(distance));
+        ALL.step_by(stride).chain(close)
     }
+
+    /// All distances.
+    const ALL: core::ops::Range<i64> = -(1 << 31)..1 << 31;
+    /// A prime, so that every bit of the distances changes between two of them.
+    const STRIDE: usize = 257;
 
     #[test]
     fn each_number_is_found_at_its_distance() {
