@@ -60,17 +60,13 @@ fn value(key: usize) -> String {
 }
 
 fn set_and_get(toehold: &Toehold, sides: Sides, redis: &Redis, keys: usize) {
-    let (mut sets, mut gets, mut expected) = (String::new(), String::new(), String::new());
+    let mut sets = String::new();
     for key in 0..keys {
-        let value = value(key);
-        writeln!(sets, "SET key:{key} \"{value}\"").expect("strings grow");
-        writeln!(gets, "GET key:{key}").expect("strings grow");
-        writeln!(expected, "{value}").expect("strings grow");
+        writeln!(sets, "SET key:{key} \"{}\"", value(key)).expect("strings grow");
     }
     let report = accelerated(toehold, sides, || {
         let report = answers(toehold, sides, redis, &sets, &["--pipe"]);
-        let got = answers(toehold, sides, redis, &gets, &[]);
-        assert!(got == expected, "not every value came back as it was set");
+        get(toehold, sides, redis, keys);
         report
     });
     assert!(
@@ -78,6 +74,20 @@ fn set_and_get(toehold: &Toehold, sides: Sides, redis: &Redis, keys: usize) {
         "{report}"
     );
 }
+
+/// Every value must be there.
+fn get(toehold: &Toehold, sides: Sides, redis: &Redis, keys: usize) {
+    let (mut gets, mut expected) = (String::new(), String::new());
+    for key in 0..keys {
+        writeln!(gets, "GET key:{key}").expect("strings grow");
+        writeln!(expected, "{}", value(key)).expect("strings grow");
+    }
+    let got = answers(toehold, sides, redis, &gets, &[]);
+    assert!(got == expected, "not every value came back as it was set");
+}
+
+/// The number of requests of each kind in a benchmark. Each of its 50 connections makes 200.
+const REQUESTS: u64 = 10_000;
 
 fn redis_keeps_every_value(toehold: &Toehold, sides: Sides) {
     if host::require(["redis-server", "redis-cli", "redis-benchmark"]).is_none() {
@@ -97,7 +107,7 @@ fn redis_keeps_every_value(toehold: &Toehold, sides: Sides) {
                 "-c",
                 "50",
                 "-n",
-                "50000",
+                &REQUESTS.to_string(),
                 "-P",
                 pipeline,
                 "-t",
@@ -114,12 +124,9 @@ fn redis_keeps_every_value(toehold: &Toehold, sides: Sides) {
         "redis-cli",
         &[&redis.to[0], &redis.to[1], "llen", "mylist"],
     );
-    // Each run pushes 50000 values, and as many again to prepare LRANGE.
-    assert_eq!(
-        pushed.trim().parse::<u64>().unwrap_or(0) % 50_000,
-        0,
-        "lost or doubled pushes"
-    );
+    // Each run pushes so many values, and as many again to prepare LRANGE.
+    let pushed = pushed.trim().parse::<u64>().expect("a number");
+    assert_eq!(pushed % REQUESTS, 0, "lost or doubled pushes");
 }
 
 /// Clients connect to the server's Unix socket.
@@ -141,13 +148,14 @@ fn redis_keeps_every_value_that_comes_by_its_unix_socket() {
         _server: server,
     };
     set_and_get(&toehold, sides, &redis, 5000);
+    let requests = REQUESTS.to_string();
     let load = [
         "-s",
         &by,
         "-c",
         "50",
         "-n",
-        "50000",
+        &requests,
         "-t",
         "get,set,lpush",
         "-q",
@@ -158,30 +166,41 @@ fn redis_keeps_every_value_that_comes_by_its_unix_socket() {
     assert!(!report.to_lowercase().contains("error"), "{report}");
     let pushed = ["-s", &by, "llen", "mylist"];
     let pushed = client(&toehold, sides, "llen", "redis-cli", &pushed);
-    assert_eq!(pushed.trim().parse::<u64>().unwrap_or(1) % 50_000, 0);
+    assert_eq!(pushed.trim().parse::<u64>().unwrap_or(1) % REQUESTS, 0);
 }
+
+/// The number of values in each snapshot, beside those of the load.
+const VALUES: usize = 5000;
 
 fn redis_snapshots_under_load(toehold: &Toehold, sides: Sides) {
     if host::require(["redis-server", "redis-cli", "redis-benchmark"]).is_none() {
         return;
     }
     let redis = start(toehold, sides);
-    set_and_get(toehold, sides, &redis, 5000);
+    set_and_get(toehold, sides, &redis, VALUES);
     let mut command = toehold.command(sides.client, "redis-benchmark");
+    // The load goes on, by new connections from time to time, until it is stopped. So it lasts as
+    // long as the snapshots, on any host.
     command.args([
         &redis.to[0],
         &redis.to[1],
         "-c",
         "20",
         "-n",
-        "200000",
+        "2000",
+        "-l",
         "-r",
         "1000",
         "-t",
         "set,get",
         "-q",
     ]);
-    let load = Running::start(command, "load", toehold.dir());
+    let mut load = Running::start(command, "load", toehold.dir());
+    // The rate of a first round: the load has begun.
+    let begun = wait_until(TIME_LIMIT, || {
+        load.ended().is_some() || load.stdout().contains("per second")
+    });
+    assert!(begun, "{}", load.outputs());
     for _ in 0..3 {
         let started = client(
             toehold,
@@ -204,7 +223,11 @@ fn redis_snapshots_under_load(toehold: &Toehold, sides: Sides) {
         });
         assert!(info.contains("rdb_last_bgsave_status:ok"), "{info}");
     }
-    load.success(TIME_LIMIT);
+    assert_eq!(load.ended(), None, "{}", load.outputs());
+    load.stop();
+    let said = load.outputs().to_lowercase();
+    assert!(!said.contains("error"), "{said}");
+    get(toehold, sides, &redis, VALUES);
     let check = host::program("redis-check-rdb").expect("comes with redis-server");
     let check = std::process::Command::new(check)
         .arg(toehold.dir().join("dump.rdb"))
