@@ -1151,7 +1151,7 @@ def short_execs(host, port, count):
         child = os.fork()
         if child == 0:
             inherits = ["short_inherited", str(sock.fileno())]
-            os.execv(sys.executable, [sys.executable, __file__] + inherits)
+            os.execv(sys.executable, [sys.executable, "-S", __file__] + inherits)
         assert os.waitpid(child, 0)[1] == 0
         sock.close()
 
@@ -1167,7 +1167,7 @@ def short_becomes(host, port, count, number="0"):
     error = sock.connect_ex((host, int(port)))
     assert error in (0, errno.EINPROGRESS), error
     rest = [str(sock.fileno()), host, port, str(int(count) - 1)]
-    os.execv(sys.executable, [sys.executable, __file__, "short_inherited"] + rest)
+    os.execv(sys.executable, [sys.executable, "-S", __file__, "short_inherited"] + rest)
 
 
 SHORT_NEAR = "10.84.0.2"

@@ -1,10 +1,11 @@
 //! The tests' needs of the host: free ports, installed programs, loud skips.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A TCP port that was free a moment ago.
 ///
@@ -56,6 +57,36 @@ pub fn program(name: &str) -> Option<PathBuf> {
 /// start it thousands of times.
 pub const PYTHON_ALONE: &str = "-S";
 
+/// The arguments with which Python runs a script of the folder `scripts`.
+///
+/// Python would compile the script at each start, which takes as long as to start Python. So each
+/// test program compiles it once, and Python runs the result.
+///
+/// # Panics
+/// If Python cannot compile it, or is not installed: callers have asked for [`python`].
+pub fn script(name: &'static str) -> [&'static str; 2] {
+    static COMPILED: Mutex<BTreeMap<&str, &str>> = Mutex::new(BTreeMap::new());
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    let path: &str = compiled.entry(name).or_insert_with(|| compile(name).leak());
+    [PYTHON_ALONE, path]
+}
+
+/// Compiles a script into the folder of this test program. Another test program may do so at the
+/// same time: `py_compile` replaces the whole file.
+fn compile(name: &str) -> String {
+    let source = format!("{}/scripts/{name}", env!("CARGO_MANIFEST_DIR"));
+    let program = std::env::current_exe().expect("a running program has a path");
+    let target = program.with_file_name(format!("{name}c"));
+    let target = target.to_string_lossy().into_owned();
+    let compile = "import py_compile, sys; py_compile.compile(*sys.argv[1:], doraise=True)";
+    let mut command = Command::new(python().expect("Python is installed"));
+    command.args([PYTHON_ALONE, "-c", compile, &source, &target]);
+    let output = command.output().expect("Python is a program");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{source} is not compiled: {said}");
+    target
+}
+
 /// The Python interpreter itself, and not a launcher script before it in `PATH`. `None`, after
 /// reporting a skip, if there is none.
 pub fn python() -> Option<PathBuf> {
@@ -69,6 +100,12 @@ pub fn python() -> Option<PathBuf> {
 }
 
 fn interpreter() -> Option<PathBuf> {
+    // A distribution compiles Python with every optimization. It needs two thirds of the time of
+    // one that somebody compiled on this host.
+    let installed = Path::new("/usr/bin/python3");
+    if installed.is_file() {
+        return Some(installed.to_owned());
+    }
     let launcher = program("python3")?;
     let output = Command::new(launcher)
         .args(["-c", "import sys; print(sys.executable)"])

@@ -5,16 +5,13 @@ use std::time::Duration;
 use toehold_e2e::toehold::{Path, express_count};
 use toehold_e2e::{Generator, Running, Toehold, host, wait_until};
 
-const SCRIPT: [&str; 2] = [
-    host::PYTHON_ALONE,
-    concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/express.py"),
-];
+const SCRIPT: &str = "express.py";
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// The lines that a scenario prints, and the number of its connections on used carriers.
 fn play(toehold: &Toehold, path: Path, python: &std::path::Path, scenario: &str) -> (String, u32) {
     let mut command = toehold.command(path, python);
-    command.args(SCRIPT).args([scenario]);
+    command.args(host::script(SCRIPT)).args([scenario]);
     let mut running = Running::start(command, scenario, toehold.dir());
     let status = running.wait(TIME_LIMIT);
     let (said, complaints) = (running.stdout(), running.stderr());
@@ -96,7 +93,7 @@ fn status_counts_connections_on_used_carriers() {
     };
     let toehold = Toehold::start();
     let mut command = toehold.command(Path::Express, &python);
-    command.args(SCRIPT).args(["counted"]);
+    command.args(host::script(SCRIPT)).args(["counted"]);
     let running = Running::start(command, "counted", toehold.dir());
     let up = wait_until(TIME_LIMIT, || running.stdout().contains("played"));
     assert!(up, "{}", running.outputs());
@@ -118,7 +115,7 @@ fn play_until(options: &[&str], until: impl Fn(&dyn Fn(&str) -> u64) -> bool) {
     };
     let toehold = Toehold::start();
     let mut command = toehold.command_with(Path::Direct, options, &python);
-    command.args(SCRIPT).args(["ruled"]);
+    command.args(host::script(SCRIPT)).args(["ruled"]);
     let running = Running::start(command, "ruled", toehold.dir());
     let held = wait_until(TIME_LIMIT, || {
         let status = toehold.status();

@@ -11,7 +11,7 @@ use toehold_e2e::toehold::Path as Way;
 use toehold_e2e::{Crowd, Running, Toehold, host, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
-const EXPRESS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/express.py");
+const EXPRESS: &str = "express.py";
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 const COUNT: usize = 10;
 
@@ -224,7 +224,7 @@ thread.join()
 signal.pause()
 ";
     let mut command = ruled.toehold.command(Way::Direct, &python);
-    command.args(["-c", program]);
+    command.args([host::PYTHON_ALONE, "-c", program]);
     let running = Running::start(command, "named threads", ruled.scratch.path());
     let mut status = ruled.toehold.status();
     let is_listed = wait_until(TIME_LIMIT, || {
@@ -259,7 +259,7 @@ fn a_rule_about_express_holds_without_the_option_and_ends_it() {
     let mut ruled = Ruled::start("program python* express on\n");
     let without = ["--express", "off"];
     let mut command = (ruled.toehold).command_with(Way::Direct, &without, &python);
-    command.args([EXPRESS, "ruled"]);
+    command.args(host::script(EXPRESS)).arg("ruled");
     let running = Running::start(command, "ruled", ruled.scratch.path());
     let is_used = wait_until(TIME_LIMIT, || ruled.connected() > 0);
     assert!(is_used, "{}\n{}", running.outputs(), ruled.toehold.status());

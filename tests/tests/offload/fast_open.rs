@@ -7,20 +7,20 @@ use toehold_e2e::{Link, host, wait_until};
 
 use crate::stage::{Stage, listening, ok};
 
-const SCRIPT: [&str; 2] = [
-    host::PYTHON_ALONE,
-    concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/fast_open.py"),
-];
+const SCRIPT: &str = "fast_open.py";
 
 /// A program in the far namespace, where the kernel may use Fast Open as client and as server.
 fn far(stage: &Stage, name: &str, arguments: &[&str]) -> Running {
     let mut command = stage.network.far(&stage.python);
-    command.args(SCRIPT).args(arguments);
+    command.args(host::script(SCRIPT)).args(arguments);
     Running::start(command, name, stage.toehold.dir())
 }
 
 fn near(stage: &Stage, name: &str, arguments: &[&str]) -> Running {
-    let command = stage.offloaded(&stage.python, &[&SCRIPT, arguments].concat());
+    let command = stage.offloaded(
+        &stage.python,
+        &[&host::script(SCRIPT)[..], arguments].concat(),
+    );
     Running::start(command, name, stage.toehold.dir())
 }
 

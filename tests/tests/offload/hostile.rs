@@ -9,14 +9,11 @@ use toehold_e2e::{Path, host, wait_until};
 
 use crate::stage::{Stage, ok};
 
-const SCRIPT: [&str; 2] = [
-    host::PYTHON_ALONE,
-    concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/hostile.py"),
-];
+const SCRIPT: &str = "hostile.py";
 
 fn hostile(stage: &Stage, path: Path, arguments: &[&str]) -> Running {
     let mut command: Command = stage.toehold.command(path, &stage.python);
-    command.args(SCRIPT).args(arguments);
+    command.args(host::script(SCRIPT)).args(arguments);
     Running::start(command, "hostile", stage.toehold.dir())
 }
 

@@ -7,7 +7,7 @@ use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, Network, Path, Toehold, host, wait_until};
 
-use crate::stage::{SCRIPT, Stage, await_word, listening, ok};
+use crate::stage::{Stage, await_word, listening, ok, script};
 
 /// A missing interface costs no processor time. The adapter opens the interface when it comes back.
 pub(crate) fn comes_back(link: Link, options: &[&str]) {
@@ -55,7 +55,7 @@ pub(crate) fn cannot_be_had(link: &str, said: &str) {
     let options = ["--link", link, "--address", "10.84.0.2/24"];
     let mut toehold = Toehold::start_in(&[], &options);
     let mut command = toehold.command(Path::Offload, &python);
-    command.args(SCRIPT).args(["echo_server", "0"]);
+    command.args(script()).args(["echo_server", "0"]);
     let mut server = listening(Running::start(command, "server", toehold.dir()));
     assert!(toehold.known()["engine"].is_null());
     assert!(server.ended().is_none());

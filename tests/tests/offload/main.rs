@@ -29,7 +29,7 @@ use toehold_e2e::network::{FAR, FAR_V6, NEAR};
 use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, Network, Path, Toehold, host, wait_until};
 
-use stage::{SCRIPT, Stage, await_word, listening, ok};
+use stage::{Stage, await_word, listening, ok, script};
 
 #[test]
 fn streams_are_echoed_whole_as_client_and_as_server() {
@@ -592,7 +592,7 @@ fn without_a_tap_device_everything_stays_on_the_host_path() {
     ];
     let toehold = Toehold::start_in(&[], &options);
     let mut command = toehold.command(Path::Offload, &python);
-    command.args(SCRIPT).args(["echo_server", "0"]);
+    command.args(script()).args(["echo_server", "0"]);
     drop(network);
     let mut server = listening(Running::start(command, "server", toehold.dir()));
     assert!(toehold.known()["engine"].is_null());

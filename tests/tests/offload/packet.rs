@@ -8,7 +8,7 @@ use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, host, wait_until};
 
 use crate::interface;
-use crate::stage::{SCRIPT, Stage, ok};
+use crate::stage::{Stage, ok, script};
 
 /// The near kernel's own address on this interface, and the far kernel's address.
 const NEAR_KERNEL: &str = "10.86.0.2/24";
@@ -31,7 +31,7 @@ fn engine_and_kernel_share_an_interface() {
     ];
     let mut command = network.near(&stage.python);
     command
-        .args(SCRIPT)
+        .args(script())
         .args(["echo_client", FAR_KERNEL, "7701", "30000000"]);
     let on_kernel = Running::start(command, "kernel-client", stage.toehold.dir());
     ok(on_kernel);

@@ -11,10 +11,7 @@ use toehold_e2e::{Link, host, wait_until};
 
 use crate::stage::{Stage, ok};
 
-const SCRIPT: [&str; 2] = [
-    host::PYTHON_ALONE,
-    concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/hostile_remote.py"),
-];
+const SCRIPT: &str = "hostile_remote.py";
 /// The number of connections of the attack in every run: more than fit into the smallest budget.
 const CONNECTIONS: u64 = 2_000;
 /// From this number of connections on, the default budget is used.
@@ -52,7 +49,7 @@ fn thousands_of_hostile_remotes_stay_within_the_budget() {
         let mut command = stage.network.far(&stage.python);
         let (count, seconds) = (count.to_string(), "20");
         command
-            .args(SCRIPT)
+            .args(host::script(SCRIPT))
             .args(["attack", "toe0", NEAR, "7701", &count, seconds]);
         Running::start(command, "attack", stage.toehold.dir())
     };

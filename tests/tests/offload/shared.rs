@@ -9,12 +9,12 @@ use toehold_e2e::network::{FAR, FAR_V6, NEAR, NEAR_V6};
 use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, Nginx, Path, host, wait_until};
 
-use crate::stage::{SCRIPT, Stage, await_word, listening, ok};
+use crate::stage::{Stage, await_word, listening, ok, script};
 
 /// A server on the near kernel, without Toehold.
 pub(crate) fn kernel_server(stage: &Stage, role: &str, port: &str) -> Running {
     let mut command = stage.network.near(&stage.python);
-    command.args(SCRIPT).args([role, port]);
+    command.args(script()).args([role, port]);
     listening(Running::start(
         command,
         "kernel-server",
@@ -90,7 +90,7 @@ fn engine_and_kernel_serve_at_one_ipv6_address(link: Link) {
     let _near = stage.near_server(&["echo_server", "7911", NEAR_V6]);
     let _near_v4 = stage.near_server(&["echo_server", "7913", NEAR]);
     let mut kernel = stage.network.near(&stage.python);
-    kernel.args(SCRIPT).args(["echo_server", "7912", NEAR_V6]);
+    kernel.args(script()).args(["echo_server", "7912", NEAR_V6]);
     let _kernel = listening(Running::start(kernel, "kernel", stage.toehold.dir()));
     let clients =
         ["7911", "7912"].map(|port| stage.far(port, &["echo_client", NEAR_V6, port, "10000000"]));

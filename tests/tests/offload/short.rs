@@ -10,7 +10,7 @@ use toehold_e2e::network::NEAR;
 use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Path as Way, host, wait_until};
 
-use crate::stage::{SCRIPT, Stage, await_word, listening, ok};
+use crate::stage::{Stage, await_word, listening, ok, script};
 
 /// Each kill takes about two seconds.
 pub(crate) const KILLS_MIN: u64 = 4;
@@ -177,7 +177,7 @@ fn no_carrier_of_the_engine_is_used_again_where_the_option_says_off() {
         stage
             .toehold
             .command_with(Way::Offload, &["--express", "off"], &stage.python);
-    command.args(SCRIPT).args(["short_server", "7965"]);
+    command.args(script()).args(["short_server", "7965"]);
     let _server = listening(Running::start(command, "off", stage.toehold.dir()));
     stage.await_listeners(1);
     ok(stage.short("7965", "300", "client_first,server_first", "", "1"));

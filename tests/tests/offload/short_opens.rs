@@ -8,7 +8,7 @@ use toehold_e2e::process::Running;
 use toehold_e2e::{Path as Way, host};
 
 use crate::short::{EACH_BEHIND_ONE_IN_ORDER, KILLS_MIN, REUSED};
-use crate::stage::{SCRIPT, Stage, await_word, ok};
+use crate::stage::{Stage, await_word, ok, script};
 
 impl Stage {
     /// Makes `count` short connections to the far kernel.
@@ -156,7 +156,7 @@ fn no_carrier_of_a_client_is_used_again_where_the_option_says_off() {
             .toehold
             .command_with(Way::Offload, &["--express", "off"], &stage.python);
     command
-        .args(SCRIPT)
+        .args(script())
         .args(["short_client", FAR, "7986", "300", "client_first"]);
     ok(Running::start(command, "off", stage.toehold.dir()));
     assert_eq!(stage.engine(REUSED), 0);

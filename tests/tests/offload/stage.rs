@@ -7,10 +7,10 @@ use toehold_e2e::network::FAR;
 use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, Network, Path as Way, Toehold, host, wait_until};
 
-pub(crate) const SCRIPT: [&str; 2] = [
-    host::PYTHON_ALONE,
-    concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/offload.py"),
-];
+/// The arguments with which Python plays a role.
+pub(crate) fn script() -> [&'static str; 2] {
+    host::script("offload.py")
+}
 
 /// A network, its adapter, and the Python interpreter for both sides.
 pub(crate) struct Stage {
@@ -78,7 +78,7 @@ impl Stage {
     /// Plays a role in the far namespace, on the kernel.
     pub(crate) fn far(&self, name: &str, arguments: &[&str]) -> Running {
         let mut command = self.network.far(&self.python);
-        command.args(SCRIPT).args(arguments);
+        command.args(script()).args(arguments);
         Running::start(command, name, self.toehold.dir())
     }
 
@@ -90,7 +90,7 @@ impl Stage {
     /// Plays a role in the near namespace, on the given path.
     pub(crate) fn near_on(&self, path: Way, name: &str, arguments: &[&str]) -> Running {
         let mut command = self.toehold.command(path, &self.python);
-        command.args(SCRIPT).args(arguments);
+        command.args(script()).args(arguments);
         Running::start(command, name, self.toehold.dir())
     }
 

@@ -206,12 +206,12 @@ fn devices_made_for_one_queue_are_refused_with_what_helps() {
         if said.is_empty() {
             let mut command = network.far(&python);
             command
-                .args(crate::stage::SCRIPT)
+                .args(crate::stage::script())
                 .args(["echo_server", "7661"]);
             let _far = listening(Running::start(command, "far-server", toehold.dir()));
             let mut command = toehold.command(Path::Offload, &python);
             command
-                .args(crate::stage::SCRIPT)
+                .args(crate::stage::script())
                 .args(["echo_client", FAR, "7661", "3000000"]);
             let client = Running::start(command, "client", toehold.dir());
             ok(client);

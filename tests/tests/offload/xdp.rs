@@ -5,7 +5,7 @@ use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, host, wait_until};
 
 use crate::interface;
-use crate::stage::{SCRIPT, Stage, listening, ok};
+use crate::stage::{Stage, listening, ok, script};
 use crate::threads::assert_none_is_lost_between_threads;
 
 /// The near kernel's own address on this interface, and the far kernel's address.
@@ -52,7 +52,7 @@ fn engine_and_kernel_share_an_interface_and_its_ethernet_address() {
     let _far_v6 = stage.far_server(&["echo_server", "7804", FAR_V6]);
     let _near_v6 = stage.near_server(&["echo_server", "7805", NEAR_V6]);
     let mut server = network.near(&stage.python);
-    server.args(SCRIPT).args(["echo_server", "7803"]);
+    server.args(script()).args(["echo_server", "7803"]);
     let _kernel = listening(Running::start(server, "kernel-server", stage.toehold.dir()));
     let on_engine = [
         stage.near("near-v4", &["echo_client", FAR, "7801", "30000000"]),
@@ -62,7 +62,7 @@ fn engine_and_kernel_share_an_interface_and_its_ethernet_address() {
     ];
     let mut client = network.near(&stage.python);
     client
-        .args(SCRIPT)
+        .args(script())
         .args(["echo_client", FAR_KERNEL, "7801", "30000000"]);
     let on_kernel = Running::start(client, "kernel-client", stage.toehold.dir());
     let to_kernel = stage.far(

@@ -15,12 +15,12 @@ claims!(
 );
 
 /// Runs a script's server and its client; the client checks everything and reports the result.
-fn script(toehold: &Toehold, sides: Sides, interpreter: &str, file: &str, kind: &str) {
+/// The interpreter runs the script with the arguments `file`.
+fn script(toehold: &Toehold, sides: Sides, interpreter: &str, file: &[&str], kind: &str) {
     let port = host::free_port();
     let number = port.to_string();
-    let file = format!("{}/scripts/{file}", env!("CARGO_MANIFEST_DIR"));
     let mut command = toehold.command(sides.server, interpreter);
-    command.args([file.as_str(), "server", kind, &number]);
+    command.args(file).args(["server", kind, &number]);
     let mut server = Running::start(command, &format!("{kind}-server"), toehold.dir());
     await_port(&mut server, port);
     let said = accelerated(toehold, sides, || {
@@ -29,7 +29,7 @@ fn script(toehold: &Toehold, sides: Sides, interpreter: &str, file: &str, kind: 
             sides,
             kind,
             interpreter,
-            &[&file, "client", kind, &number],
+            &[file, &["client", kind, &number]].concat(),
         )
     });
     assert!(said.contains("all exact"), "{said}\n{}", server.outputs());
@@ -38,7 +38,7 @@ fn script(toehold: &Toehold, sides: Sides, interpreter: &str, file: &str, kind: 
 fn python(toehold: &Toehold, sides: Sides, kind: &str) {
     if let Some(python) = host::python() {
         let python = python.to_string_lossy();
-        script(toehold, sides, &python, "servers.py", kind);
+        script(toehold, sides, &python, &host::script("servers.py"), kind);
     }
 }
 
@@ -64,13 +64,10 @@ fn python_selectors_echo_exactly(toehold: &Toehold, sides: Sides) {
 
 fn node_http_serves_exactly(toehold: &Toehold, sides: Sides) {
     match host::program("node") {
-        Some(node) => script(
-            toehold,
-            sides,
-            &node.to_string_lossy(),
-            "servers.js",
-            "http",
-        ),
+        Some(node) => {
+            let file = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/servers.js");
+            script(toehold, sides, &node.to_string_lossy(), &[file], "http");
+        }
         None => host::skipped("node is not installed"),
     }
 }

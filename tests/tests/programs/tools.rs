@@ -1,7 +1,5 @@
 //! Measuring tools and caches, with their own integrity checks on.
 
-use std::fs::File;
-
 use toehold_e2e::iperf3::expect_whole_report;
 use toehold_e2e::process::Running;
 use toehold_e2e::{Sides, Toehold, host};
@@ -147,8 +145,7 @@ fn memcached_keeps_every_value(toehold: &Toehold, sides: Sides) {
     ]);
     let mut server = Running::start(command, "memcached", toehold.dir());
     await_port(&mut server, port);
-    let script = format!("{}/scripts/memcached_client.py", env!("CARGO_MANIFEST_DIR"));
-    assert!(File::open(&script).is_ok(), "{script} is missing");
+    let [option, script] = host::script("memcached_client.py");
     let python = python.to_string_lossy();
     let said = accelerated(toehold, sides, || {
         client(
@@ -156,7 +153,7 @@ fn memcached_keeps_every_value(toehold: &Toehold, sides: Sides) {
             sides,
             "memcached-client",
             &python,
-            &[&script, &number],
+            &[option, script, &number],
         )
     });
     assert!(said.contains("every value came back"), "{said}");
