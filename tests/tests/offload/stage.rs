@@ -121,10 +121,39 @@ impl Stage {
 
     /// Starts a near server and waits until it listens and the engine knows its listener.
     pub(crate) fn near_server(&self, arguments: &[&str]) -> Running {
-        let before = self.engine("listeners");
+        let before = self.listeners();
         let server = listening(self.near("near-server", arguments));
         self.await_listeners(before + 1);
         server
+    }
+
+    /// The number of the engine's listeners, as soon as none is left of a program that has ended.
+    /// The engine hears of each end a moment later.
+    fn listeners(&self) -> u64 {
+        let mut count = 0;
+        let is_settled = wait_until(TIME_LIMIT, || {
+            count = self.engine("listeners");
+            count <= self.listening_near()
+        });
+        assert!(is_settled, "{:?}", self.toehold.known()["engine"]);
+        count
+    }
+
+    /// The number of sockets of the near kernel that listen for other hosts: at least one for each
+    /// listener of the engine.
+    fn listening_near(&self) -> u64 {
+        let mut look = self.network.near("/bin/cat");
+        let output = look
+            .args(["/proc/self/net/tcp", "/proc/self/net/tcp6"])
+            .output();
+        let text = output.expect("cat(1)").stdout;
+        let text = String::from_utf8_lossy(&text);
+        let is_listener = |line: &&str| {
+            let mut fields = line.split_whitespace().skip(1);
+            let local = fields.next().unwrap_or_default();
+            fields.nth(1) == Some("0A") && !local.starts_with("0100007F:")
+        };
+        text.lines().filter(is_listener).count() as u64
     }
 
     /// Waits until a program listens at this port in the far namespace.
