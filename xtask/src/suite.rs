@@ -576,6 +576,53 @@ const ABOUT_PROGRAMS: &[&str] = &[
     "short_opens::no_carrier_of_a_client_is_used_again_where_the_option_says_off",
 ];
 
+/// Tests of the calls of programs, of the addresses where they listen, and of commands. Neither
+/// the link nor the engine's threads take part in what they examine: the first way has shown it.
+const ABOUT_CALLS_AND_COMMANDS: &[&str] = &[
+    "addresses::listener_",
+    "addresses::programs_of_the_host",
+    "capture::lines_are_for_reading_and_filters_choose",
+    "capture::reader_that_stops_reading_stops_nothing_else",
+    "changes::connections_behave_as_the_lines_for_their_destinations_say",
+    "fast_open::an_adapter_that_dies_behind_a_request_is_an_error",
+    "fast_open::programs_hear_that_a_message_with_payload_was_refused",
+    "hostile::carriers_without_their_program_s_token_are_refused",
+    "hostile::invalid_requests_harm_no_connection",
+    "policy::",
+    "programs::curl_fetches_files_byte_for_byte",
+    "programs::redis_serves_a_remote_benchmark",
+    "servers::ssh_reaches_a_remote_sshd",
+    "servers::sshd_serves_a_remote_ssh",
+    "servers::wrk_and_curl_load_a_remote_nginx",
+    "short::no_carrier_of_the_engine_is_used_again_where_the_option_says_off",
+    "short_opens::connections_on_used_carriers_survive_an_exec_before_their_answer",
+    "short_opens::no_carrier_of_a_client_is_used_again_where_the_option_says_off",
+];
+
+/// Tests that fix their link, and that look at the host's rules, at its ports and addresses, or at
+/// the interface. The threads share these, or one thread has them. The budget of memory is divided
+/// among the threads.
+const NAMES_LINK_AND_LOOKS_AT_THE_HOST: &[&str] = &[
+    "kills::connections_go_out_after_every_kill",
+    "kills::kernels_connections_outlive_every_kill",
+    // `link_that_goes_down_and_comes_back_loses_nothing` plays it over this link.
+    "packet::interface_that_goes_down_and_comes_back_loses_nothing",
+    "remotes::thousands_of_hostile_remotes_stay_within_the_budget",
+    "shared::engine_and_kernel_serve_at_one_ipv6_address",
+    "shared::nginx_serves_at_the_hosts_own_address",
+    "shared::remotes_are_served_by_all_kinds_of_routes",
+    "shared::what_cannot_be_shared_is_said",
+];
+
+/// Tests of channels between programs and the engine, and of payload in a SYN. Frames of both are
+/// like others. They run with one thread and with two.
+const ABOUT_CHANNELS_AND_SYNS: &[&str] = &[
+    "busy_connections_get_channels_and_give_them_back",
+    "channel_that_was_taken_back_is_asked_for_again",
+    "fast_open::",
+    "hostile::program_that_never_reads_and_one_that_stops_hold_up_nobody",
+];
+
 /// Runs the offload path in other ways. Each way takes a minute or two, so two threads are combined
 /// with the packet link only. Tests that would find nothing new are not repeated.
 fn add_offload(steps: &mut Steps) {
@@ -589,12 +636,23 @@ fn add_offload(steps: &mut Steps) {
         (
             "offload, packet link, two threads",
             &[over("packet"), two_threads],
-            but(&[NAMES_LINK_AND_THREADS, &["xdp::", "_over_an_xdp_link"]]),
+            but(&[
+                NAMES_LINK_AND_THREADS,
+                NAMES_LINK_AND_LOOKS_AT_THE_HOST,
+                ABOUT_CALLS_AND_COMMANDS,
+                &["xdp::", "_over_an_xdp_link"],
+            ]),
         ),
         (
             "offload, xdp link",
             &[over("xdp")],
-            but(&[NAMES_LINK_AND_THREADS, NAMES_LINK, ABOUT_PROGRAMS]),
+            but(&[
+                NAMES_LINK_AND_THREADS,
+                NAMES_LINK,
+                ABOUT_PROGRAMS,
+                ABOUT_CALLS_AND_COMMANDS,
+                ABOUT_CHANNELS_AND_SYNS,
+            ]),
         ),
     ];
     for (name, settings, options) in ways {

@@ -552,7 +552,7 @@ fn tap_device_that_is_gone_costs_nothing_and_is_opened_when_it_comes_back() {
 fn link_that_goes_down_and_comes_back_loses_nothing() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _far = stage.far_server(&["echo_server", "7015"]);
-    let client = stage.near("client", &["echo_client", FAR, "7015", "400000000"]);
+    let client = stage.near("client", &["echo_client", FAR, "7015", "100000000"]);
     assert!(wait_until(TIME_LIMIT, || stage.engine("bytes_sent") > 1_000_000));
     assert!(stage.network.far_ip(&["link", "set", "toe0", "down"]));
     std::thread::sleep(Duration::from_millis(300));

@@ -84,7 +84,7 @@ fn interface_that_goes_down_and_comes_back_loses_nothing() {
         return;
     };
     let _far = stage.far_server(&["echo_server", "7731"]);
-    let client = stage.near("client", &["echo_client", FAR, "7731", "400000000"]);
+    let client = stage.near("client", &["echo_client", FAR, "7731", "100000000"]);
     assert!(wait_until(TIME_LIMIT, || stage.engine("bytes_sent") > 1_000_000));
     let network = &stage.network;
     assert!(network.near_ip(&["link", "set", "v0", "down"]));
