@@ -42,18 +42,32 @@ impl Memory for Rings {
     }
 
     fn gather(&mut self, _: ConnectionId, offset: u64, target: &mut [u8]) {
-        for (at, target) in target.iter_mut().enumerate() {
-            *target = byte(offset + at as u64);
-        }
+        target.copy_from_slice(&pattern_from(offset, target.len()));
     }
 }
 
 fn byte(at: u64) -> u8 {
-    (at % 251) as u8
+    (at % PERIOD as u64) as u8
 }
 
+/// The bytes repeat, so that many are made and compared as a whole: this code is not optimized.
+const PERIOD: usize = 251;
+
 fn pattern(len: usize) -> Vec<u8> {
-    (0..len as u64).map(byte).collect()
+    pattern_from(0, len)
+}
+
+fn pattern_from(from: u64, len: usize) -> Vec<u8> {
+    let period: Vec<u8> = (from..from + PERIOD as u64).map(byte).collect();
+    let mut bytes = period.repeat(len.div_ceil(PERIOD));
+    bytes.truncate(len);
+    bytes
+}
+
+/// Whether these are the bytes of the pattern from a position on.
+fn is_pattern_from(from: u64, bytes: &[u8]) -> bool {
+    let (first, rest) = bytes.split_at(bytes.len().min(PERIOD));
+    first == pattern_from(from, first.len()) && *rest == bytes[..rest.len()]
 }
 
 /// The settings of the connection.
@@ -435,10 +449,6 @@ impl Bench {
         assert!(endpoint.is_up() && endpoint.end().rx_mode() == Mode::Ring);
         program
     }
-}
-
-fn pattern_from(from: u64, len: usize) -> Vec<u8> {
-    (from..from + len as u64).map(byte).collect()
 }
 
 /// A program's socket and its carrier.
