@@ -1,5 +1,7 @@
 //! Published results of others: the data file, and the rows of one experiment.
 
+use std::sync::LazyLock;
+
 use serde::{Deserialize, Serialize};
 
 /// One published result.
@@ -74,16 +76,15 @@ impl std::fmt::Display for Value {
 
 /// The published numbers of this experiment, in the order of the data file.
 pub fn published_of(experiment: &str) -> Vec<Published> {
-    file()
-        .results
-        .into_iter()
-        .filter(|result| result.experiment == experiment)
-        .collect()
+    let results = FILE.results.iter();
+    let results = results.filter(|result| result.experiment == experiment);
+    results.cloned().collect()
 }
 
 /// The published number with this name.
 pub(crate) fn published_with(id: &str) -> Option<Published> {
-    file().results.into_iter().find(|result| result.id == id)
+    let mut results = FILE.results.iter();
+    results.find(|result| result.id == id).cloned()
 }
 
 /// A text of the literature.
@@ -121,12 +122,12 @@ pub struct Experiment {
 
 /// Every experiment of the papers, in their order.
 pub fn experiments() -> Vec<Experiment> {
-    file().experiments
+    FILE.experiments.clone()
 }
 
 /// Each text that has experiments or numbers here.
 pub(crate) fn sources() -> Vec<Source> {
-    file().sources
+    FILE.sources.clone()
 }
 
 /// For experiments without a plan here: where they are, or the reason why they are missing.
@@ -136,9 +137,9 @@ pub fn elsewhere() -> Vec<(String, String)> {
     file.into_iter().collect()
 }
 
-fn file() -> File {
-    serde_yaml_ng::from_str(DATA).expect("the data file is read by a test")
-}
+/// The data file, read once.
+static FILE: LazyLock<File> =
+    LazyLock::new(|| serde_yaml_ng::from_str(DATA).expect("the data file is read by a test"));
 
 #[derive(Deserialize)]
 struct File {

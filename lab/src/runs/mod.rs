@@ -21,6 +21,7 @@ mod tool;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -51,11 +52,16 @@ pub enum Form {
 
 /// The plans that come with the lab.
 pub fn known() -> Vec<PlanFile> {
+    KNOWN.clone()
+}
+
+/// Read once: the experiments of the literature are looked up in all of them.
+static KNOWN: LazyLock<Vec<PlanFile>> = LazyLock::new(|| {
     let plans = PLANS
         .iter()
         .map(|(place, text)| PlanFile::parse(text, place));
     plans.map(|plan| plan.expect("tested")).collect()
-}
+});
 
 /// Begins a run: in `out`, or in a new folder in the user's state directory.
 ///
