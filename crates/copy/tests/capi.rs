@@ -25,6 +25,8 @@ fn library(scratch: &Path) -> PathBuf {
         .args(["--crate-type", "staticlib", "--target-dir"])
         .arg(scratch)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
+        // A few copies do not pay for optimization.
+        .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
         .env_remove("RUSTFLAGS"));
     scratch.join("debug")
 }
