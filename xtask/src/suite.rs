@@ -362,7 +362,7 @@ fn models() -> impl Iterator<Item = (&'static str, Command)> {
         command
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", target().join("loom"))
-            .args(["test", "--release", "-p", package])
+            .args(["test", "--profile", "loom", "-p", package])
             .args(which);
         (name, command)
     })
