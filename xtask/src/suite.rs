@@ -45,7 +45,8 @@ pub(crate) fn test() -> bool {
             add_suites(lane);
             add_e2e(lane, "offload", &["--test", OFFLOAD]);
             add_offload(lane);
-            add_interoperability(lane, None);
+            // Under drawn settings the tests of the workspace run every pair of circumstances.
+            add_interoperability(lane, &["--exact", "every_cell"], None);
             packetdrill::add(lane);
             add_everything_express(lane);
             add_package(lane);
@@ -233,7 +234,7 @@ pub(crate) fn sim(seed: Option<&str>) -> bool {
 /// Every cell of the matrix against the kernel's TCP, or those with `filter` in their names.
 pub(crate) fn interoperability(filter: Option<&str>) -> bool {
     let mut steps = Steps::default();
-    add_interoperability(&mut steps, filter);
+    add_interoperability(&mut steps, &[], filter);
     steps.conclude()
 }
 
@@ -377,13 +378,14 @@ fn add_sim(steps: &mut Steps) {
     steps.run("simulator", &mut command);
 }
 
-fn add_interoperability(steps: &mut Steps, filter: Option<&str>) {
+/// Runs the cells with `filter` in their names, in the tests that `which` chooses.
+fn add_interoperability(steps: &mut Steps, which: &[&str], filter: Option<&str>) {
     let mut command = cargo();
     // Of the whole workspace, so that the features of shared code are those of the other tests, and
     // nothing is compiled again.
     command.args(["test", "--workspace", "--exclude=toehold-e2e"]);
     command.args(["--test", "interoperability"]);
-    command.args(["--", "--ignored", "--nocapture"]);
+    command.args(["--", "--ignored", "--nocapture"]).args(which);
     if let Some(filter) = filter {
         command.env("TOEHOLD_MATRIX_CELLS", filter);
     }

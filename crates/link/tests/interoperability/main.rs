@@ -34,6 +34,9 @@ use report::{Report, Tally};
 
 /// Cells at once: enough that there is always a cell that does not wait.
 const JOBS: usize = 48;
+/// Meetings that fail beside others take place once more, alone, unless more have failed. A host
+/// that gives a meeting no time for seconds lets the kernel's timers run out.
+const UNSTEADY_MAX: usize = 3;
 
 /// Every pair of values of two dimensions, in as few cells as a greedy choice needs.
 #[test]
@@ -121,22 +124,38 @@ fn run(cells: &[Cell], manners: fn(&Cell, u64) -> Manners) {
     );
     let next = AtomicUsize::new(0);
     let report = Mutex::new(Report::default());
+    let failed = Mutex::new(Vec::new());
     let began = Instant::now();
+    let play = |cell: Cell| meet(cell, seed, (None, manners(&cell, seed)));
     thread::scope(|scope| {
         for _ in 0..cells.len().min(jobs as usize) {
             scope.spawn(|| {
                 // Relaxed: each index is handed out once, and nothing else depends on it.
                 while let Some(&&cell) = cells.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let outcome = meet(cell, seed, (None, manners(&cell, seed)));
-                    report
-                        .lock()
-                        .expect("no meeting panics")
-                        .add(cell, seed, outcome);
+                    match play(cell) {
+                        Err(why) => {
+                            println!("{cell} seed {seed} beside others: {why}");
+                            failed.lock().expect("no meeting panics").push((cell, why));
+                        }
+                        met => report
+                            .lock()
+                            .expect("no meeting panics")
+                            .add(cell, seed, met),
+                    }
                 }
             });
         }
     });
-    let report = report.into_inner().expect("no meeting panics");
+    let mut report = report.into_inner().expect("no meeting panics");
+    let failed = failed.into_inner().expect("no meeting panics");
+    let may_be_unsteady = failed.len() <= UNSTEADY_MAX;
+    for (cell, why) in failed {
+        let outcome = match may_be_unsteady {
+            true => play(cell).inspect(|_| println!("UNSTEADY {cell} seed {seed}")),
+            false => Err(why),
+        };
+        report.add(cell, seed, outcome);
+    }
     print!("{report}");
     println!("seed {seed}, {:.0} s", began.elapsed().as_secs_f64());
     assert!(!cells.is_empty(), "no cell is named like {wanted}");

@@ -133,6 +133,7 @@ fn configured(cell: Cell, manners: Manners) -> Result<(Tap, String), String> {
         Family::V4 => format!("{}/24", cell.kernel_address()),
         Family::V6 => format!("{}/64 nodad", cell.kernel_address()),
     };
+    be_patient()?;
     let mtu = cell.link.mtu;
     let commands =
         format!("link set toe0 mtu {mtu}\nlink set toe0 up\naddr add {address} dev toe0\n");
@@ -151,6 +152,16 @@ fn configured(cell: Cell, manners: Manners) -> Result<(Tap, String), String> {
     }
     await_address(cell)?;
     Ok((tap, set))
+}
+
+/// Lets the kernel ask for the engine's hardware address more often than three times, because some
+/// links lose frames, and on a busy host the engine may have no processor for seconds.
+fn be_patient() -> Result<(), String> {
+    for family in ["ipv4", "ipv6"] {
+        let path = format!("/proc/sys/net/{family}/neigh/toe0/mcast_solicit");
+        std::fs::write(&path, "30").map_err(|error| format!("{path}: {error}"))?;
+    }
+    Ok(())
 }
 
 /// Waits until the kernel receives packets for its address. The kernel adds the route of an IPv6
