@@ -146,8 +146,14 @@ impl Ruled {
 
 /// A counter of all connections together.
 fn sum(status: &serde_json::Value, key: &str) -> u64 {
+    sum_of(status, |_| true, key)
+}
+
+/// The sum over the connections of these processes.
+fn sum_of(status: &serde_json::Value, is_meant: impl Fn(u64) -> bool, key: &str) -> u64 {
     let processes = status["processes"].as_array().expect("a list").iter();
-    let connections = processes.flat_map(|one| one["connections"].as_array().expect("a list"));
+    let meant = processes.filter(|one| one["pid"].as_u64().is_some_and(&is_meant));
+    let connections = meant.flat_map(|one| one["connections"].as_array().expect("a list"));
     connections
         .map(|one| one[key].as_u64().expect("a count"))
         .sum()
@@ -294,5 +300,31 @@ fn a_rule_about_waiting_holds_for_programs_that_run() {
     assert!(never_spins, "{}", ruled.toehold.status());
     ruled.change("");
     assert!(ruled.waits(&mut crowd, "adaptive", None));
+    crowd.end();
+}
+
+/// Each message is announced by a doorbell, because both programs always sleep. A doorbell on the
+/// carrier costs more than the pair's.
+#[test]
+fn programs_that_sleep_are_woken_by_the_pairs_doorbell_however_they_wait() {
+    let ruled = Ruled::start("wait event\n");
+    let mut crowd = ruled.crowd(PROGRAM.as_ref());
+    assert!(ruled.are_direct(&mut crowd), "{}", ruled.whereabouts());
+    for way in ["receive", "poll", "select", "try"] {
+        crowd.order(&format!("wait {way}"));
+        crowd.order("around 10");
+        let before = ruled.toehold.status();
+        crowd.order("around 100");
+        let after = ruled.toehold.status();
+        for pid in [crowd.server.pid(), crowd.client.pid()] {
+            let of = |status, key: &str| sum_of(status, |one| one == u64::from(pid), key);
+            let grown = |key: &str| of(&after, key) - of(&before, key);
+            let (all, by_pair) = (grown("doorbells_rung"), grown("doorbells_by_pair"));
+            assert!(
+                2 * by_pair > all,
+                "{way}: {pid} has rung {by_pair} of {all} by the pair: {after}"
+            );
+        }
+    }
     crowd.end();
 }

@@ -21,10 +21,10 @@
 //! fences, then scans the bits. So no wake-up is lost, by the argument above.
 //!
 //! A doorbell is a byte on the carrier, or a write to the pair's `eventfd`, which costs a third of
-//! that ([`Doorbell`]). The value of `sleeping` says which one the sleeper takes. A sleeper that
-//! takes the `eventfd` watches its carriers too, so the notifier may always ring the carrier
-//! instead. The sleeper looks at the bits after it has taken the event of the `eventfd`, so a write
-//! for an earlier sleep costs one look and hides no later write.
+//! that ([`Doorbell`]). BELL and the value of `sleeping` come in two forms, which say which one the
+//! sleeper takes. A sleeper that takes the `eventfd` watches its carriers too, so the notifier may
+//! always ring the carrier instead. The sleeper looks again after it has taken the event of the
+//! `eventfd`, so a write for an earlier sleep costs one look and hides no later write.
 
 use crate::layout::{READY_BITMAPS, READY_BITS, ReadyBitmap, Wake};
 use crate::ring::Fault;
@@ -52,6 +52,8 @@ pub enum WakeWord {
     None,
     /// The side sleeps, or may sleep: send one doorbell on the carrier.
     Bell,
+    /// One thread of the side sleeps: ring the pair's `eventfd` once, or the carrier.
+    PairBell,
     /// Set `bit` in ready bitmap `bitmap`; ring the carrier if that bitmap's owner sleeps.
     Bitmap {
         /// Ready bitmap of the sleeping side.
@@ -63,6 +65,7 @@ pub enum WakeWord {
 
 const WORD_NONE: u32 = 0;
 const WORD_BELL: u32 = 1;
+const WORD_PAIR_BELL: u32 = 2;
 const WORD_BITMAP: u32 = 1 << 31;
 const BITMAP_SHIFT: u32 = 16;
 const _: () = assert!(READY_BITS <= 1 << BITMAP_SHIFT && READY_BITMAPS < 1 << 15);
@@ -74,6 +77,7 @@ impl WakeWord {
         match self {
             WakeWord::None => WORD_NONE,
             WakeWord::Bell => WORD_BELL,
+            WakeWord::PairBell => WORD_PAIR_BELL,
             WakeWord::Bitmap { bitmap, bit } => WORD_BITMAP | bitmap << BITMAP_SHIFT | bit,
         }
     }
@@ -101,6 +105,8 @@ impl WakeWord {
             Some(WakeWord::Bitmap { bitmap, bit })
         } else if word == WORD_BELL {
             Some(WakeWord::Bell)
+        } else if word == WORD_PAIR_BELL {
+            Some(WakeWord::PairBell)
         } else {
             None
         }
@@ -136,13 +142,18 @@ pub fn due<'b>(
     bitmap: impl FnOnce(u32) -> Option<&'b ReadyBitmap>,
 ) -> Result<Option<Doorbell>, Fault> {
     let mut word = wake.wake.load(WAKE_SEQ_CST);
-    if word == WORD_BELL {
-        let (bell, none) = (WORD_BELL, WORD_NONE);
-        match (wake.wake).compare_exchange(bell, none, WAKE_SEQ_CST, WAKE_SEQ_CST) {
-            Ok(_) => return Ok(Some(Doorbell::Carrier)),
-            // Another notifier or the sleeper changed the word first. The sleeper looks by itself,
-            // but it may have stored a ready bitmap, whose bit still has to be set.
+    let mut changes = 0;
+    while let Some((bell, doorbell)) = bell_of(word) {
+        match (wake.wake).compare_exchange(bell, WORD_NONE, WAKE_SEQ_CST, WAKE_SEQ_CST) {
+            Ok(_) => return Ok(Some(doorbell)),
+            // Another notifier or a sleeper changed the word first. A sleeper that did so looks by
+            // itself, but it may have stored a ready bitmap, whose bit still has to be set, or a
+            // bell that other sleepers need, too.
             Err(instead) => word = instead,
+        }
+        changes += 1;
+        if changes == CHANGES_MAX {
+            return Ok(Some(Doorbell::Carrier));
         }
     }
     let WakeWord::Bitmap { bitmap: index, bit } = WakeWord::from_untrusted(word)? else {
@@ -159,6 +170,21 @@ pub fn due<'b>(
         None
     })
 }
+
+/// A wake word that asks for a doorbell, and that doorbell.
+#[inline(always)]
+fn bell_of(word: Untrusted<u32>) -> Option<(u32, Doorbell)> {
+    if word == WORD_BELL {
+        Some((WORD_BELL, Doorbell::Carrier))
+    } else if word == WORD_PAIR_BELL {
+        Some((WORD_PAIR_BELL, Doorbell::Pair))
+    } else {
+        None
+    }
+}
+
+/// A peer whose wake word has changed so often during one look gets a doorbell in any case.
+const CHANGES_MAX: u32 = 4;
 
 /// True when it is up to this notifier to ring: the sleep word is `sleeping`, and now it is not. If
 /// it has changed meanwhile, another notifier rings, or the sleeper looks again after its store.

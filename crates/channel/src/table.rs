@@ -31,7 +31,7 @@ use crate::untrusted::{Word32, Word64};
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, ready bitmap, message)
 /// changes.
-pub const LAYOUT_VERSION: u32 = 23;
+pub const LAYOUT_VERSION: u32 = 24;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -59,7 +59,7 @@ pub const FAMILY_PID: u32 = (1 << 22) - 1;
 
 /// The most processes of a family that can sleep on one connection and be recorded. Another sleeper
 /// is not recorded and may miss news that the recorded ones leave for it.
-pub const ASLEEP_MAX: usize = 10;
+pub const ASLEEP_MAX: usize = 8;
 
 /// The table's first page.
 #[repr(C)]
@@ -233,6 +233,10 @@ pub struct Entry {
     /// program set that option while a channel was attached; 0 when the option is off or the kernel
     /// keeps it. Under the receive lock.
     pub rx_peek: AtomicU64,
+    /// The thread that has asked for a doorbell without sleeping, because it was unknown how it
+    /// would wait; 0 for none, or for several. Says nothing once the doorbell was rung. Under the
+    /// wake lock.
+    pub asker: AtomicU64,
 
     /// One bit for each member of the family that holds a descriptor of the connection, indexed by
     /// the member's place in [`Header::family`].

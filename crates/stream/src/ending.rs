@@ -31,8 +31,9 @@ impl End<'_> {
     /// True when no extra doorbell is needed to tell the peer that we have ended the turn: the
     /// peer's program was seen waiting, or its wake word asks for a doorbell anyway.
     pub fn is_end_heard(&self, turn: Turn) -> bool {
-        let wake = &self.theirs().wake.wake;
-        self.turns().is_peer_seen(turn) || wake.load(WAKE_SEQ_CST).is(WakeWord::Bell.to_word())
+        let word = self.theirs().wake.wake.load(WAKE_SEQ_CST);
+        let asks = [WakeWord::Bell, WakeWord::PairBell];
+        self.turns().is_peer_seen(turn) || asks.iter().any(|bell| word.is(bell.to_word()))
     }
 
     /// True when the peer has ended a direction or the connection, and the carrier with it. False

@@ -5,8 +5,10 @@
 //! its input, line by line: `talk N` on connection N, `idle` for a while on all but the first,
 //! which it keeps using, `around N` for N milliseconds with a message on each in turn, `alone N`
 //! for N milliseconds with messages on the first, `alone` until SIGUSR1 ends that, `say` sends a
-//! message on each connection, and `hear` receives their echoes. It ends when there are no more
-//! lines. Every byte is checked; each line is answered with one.
+//! message on each connection, and `hear` receives their echoes. After `wait WAY` the client waits
+//! for each echo in this way: `receive` by a blocking receive, which it also does at first, `poll`
+//! or `select` before it receives, `try` by a receive that does not block and then by `poll`. It
+//! ends when there are no more lines. Every byte is checked; each line is answered with one.
 //! `crowd client PORT COUNT light` only talks in short messages.
 //!
 //! `crowd member` is one of many processes that have connections with each other. It echoes as the
@@ -19,7 +21,7 @@ use std::fs::File;
 use std::io::{BufRead, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Short messages in one talk: enough for a connection to be paired.
@@ -164,6 +166,10 @@ fn client(port: u16, count: usize, bulk_bytes: usize) {
                     assert_eq!(&echo, b"all at once");
                 }
             }
+            Some(("wait", way)) => {
+                let known = WAYS.iter().position(|known| *known == way);
+                WAY.store(known.expect("a way to wait"), Ordering::Relaxed);
+            }
             None if line == "idle" => {
                 for _ in 0..20 {
                     std::thread::sleep(Duration::from_millis(5));
@@ -195,7 +201,55 @@ fn exchange(stream: &mut TcpStream, bytes: &[u8]) {
     for part in bytes.chunks(60_000) {
         stream.write_all(part).expect("no error");
         let mut echo = vec![0; part.len()];
+        await_echo(stream);
         stream.read_exact(&mut echo).expect("no error");
         assert!(echo == part, "the echo differs");
     }
+}
+
+/// The ways in which the client can wait for an echo.
+const WAYS: [&str; 4] = ["receive", "poll", "select", "try"];
+/// The number of its current way.
+static WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// Waits until the echo begins to come, unless the receive waits.
+fn await_echo(stream: &TcpStream) {
+    let fd = stream.as_raw_fd();
+    // Relaxed: it orders nothing.
+    let found = match WAYS[WAY.load(Ordering::Relaxed)] {
+        "poll" => poll(fd),
+        "select" => select(fd),
+        "try" => {
+            let mut first = 0u8;
+            let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+            // SAFETY: one byte is writable.
+            match unsafe { libc::recv(fd, (&raw mut first).cast(), 1, flags) } {
+                1 => 1,
+                _ => poll(fd),
+            }
+        }
+        _ => 1,
+    };
+    assert_eq!(found, 1, "{}", std::io::Error::last_os_error());
+}
+
+fn poll(fd: i32) -> i32 {
+    let mut one = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one element.
+    unsafe { libc::poll(&raw mut one, 1, -1) }
+}
+
+fn select(fd: i32) -> i32 {
+    // SAFETY: zeroes are an empty set.
+    let mut set: libc::fd_set = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is live, and has room for a low number.
+    unsafe { libc::FD_SET(fd, &raw mut set) };
+    let none = std::ptr::null_mut();
+    let endless = std::ptr::null_mut();
+    // SAFETY: the set is live; the others are left out.
+    unsafe { libc::select(fd + 1, &raw mut set, none, none, endless) }
 }

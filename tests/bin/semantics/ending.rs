@@ -48,6 +48,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("killed_idle_after_retrying_is_an_end", |pair| {
         killed(pair, by_retrying, 0);
     }),
+    Case::pair("killed_in_the_middle_of_a_timed_receive", killed_in_timed),
     Case::pair("killed_sender_loses_nothing_that_was_taken", |pair| {
         killed(pair, in_receive, usize::MAX);
     }),
@@ -491,6 +492,40 @@ fn killed(pair: &Pair, wait: Wait, most: usize) {
     pair.say("then", end);
     pair.say("and again", sys::recv(pair.fd, &mut bytes, 0));
     pair.say("error", sys::socket_error(pair.fd));
+}
+
+/// A receive with a time-out has got a part and sleeps for the rest when the peer is killed.
+fn killed_in_timed(pair: &Pair) {
+    const REQUESTS: usize = 50;
+    if pair.server() {
+        for _ in 0..REQUESTS {
+            receive_all(pair.fd, &mut [0; 7]);
+            send_all(pair.fd, b"reply");
+        }
+        pair.step();
+        // Twice, so that the client sleeps for the second time.
+        for part in [b"a", b"b"] {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            send_all(pair.fd, part);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        // SAFETY: takes no pointers; ends this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    }
+    for _ in 0..REQUESTS {
+        send_all(pair.fd, b"request");
+        receive_all(pair.fd, &mut [0; 5]);
+    }
+    let hours = libc::timeval {
+        tv_sec: 10_000,
+        tv_usec: 0,
+    };
+    sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, hours).value();
+    pair.step();
+    let mut bytes = [0; 8];
+    let whole = sys::recv(pair.fd, &mut bytes, libc::MSG_WAITALL);
+    pair.say("waitall", whole);
+    pair.say("then", sys::recv(pair.fd, &mut bytes, 0));
 }
 
 fn eof_stays(pair: &Pair) {

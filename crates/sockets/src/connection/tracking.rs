@@ -82,7 +82,7 @@ fn reset(entry: &Entry, local: &Local) {
     clear!(entry: rx_carrier, rx_ring, rx_ring_before, rx_peek);
     clear!(entry: tx_mode, tx_lock, tx_was_full, tx_options, tx_records, tx_capacity_log2);
     clear!(entry: tx_calls, tx_carrier, tx_ring, tx_ring_before, tx_head_seen);
-    clear!(entry: wake_lock, resting_pid, resting_wake);
+    clear!(entry: wake_lock, resting_pid, resting_wake, asker);
     for word in &entry.asleep {
         word.store(0, Ordering::Relaxed);
     }

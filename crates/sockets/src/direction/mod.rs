@@ -113,12 +113,13 @@ fn ask_for_doorbell(connection: &Connection, end: &End<'_>) -> Credit {
         if held.is_none() {
             sleepers::wake_by_carrier(connection, end);
         }
-        if connection.local.attachment.sleepers.any()
-            || !sleepers::resting(connection).is(WakeWord::None.to_word())
-        {
+        let rings_pair =
+            (end.ours().wake.wake.load(Ordering::Relaxed)).is(WakeWord::PairBell.to_word());
+        let is_rung = connection.local.attachment.sleepers.any() && !rings_pair;
+        if is_rung || !sleepers::resting(connection).is(WakeWord::None.to_word()) {
             return Credit::WillRing;
         }
-        sleepers::set_wake(end, WakeWord::Bell);
+        sleepers::ask_for_unknown_wait(connection, end);
     }
     // Pairs with the barrier in `Receiver::consume`: credit that comes now rings, or is seen.
     fence(Ordering::SeqCst);

@@ -114,7 +114,7 @@ pub(crate) fn call_peer(connection: &Connection, end: &End<'_>) {
         return;
     };
     let sleeps = match WakeWord::from_untrusted(end.theirs().wake.wake.load(WAKE_SEQ_CST)) {
-        Ok(WakeWord::Bell) => true,
+        Ok(WakeWord::Bell | WakeWord::PairBell) => true,
         Ok(WakeWord::Bitmap { bitmap, .. }) => pair
             .theirs(bitmap)
             .is_some_and(|bitmap| !bitmap.sleeping.load(WAKE_SEQ_CST).is(SLEEPS_NOT)),

@@ -382,9 +382,11 @@ pub(crate) fn set_resting_wake(connection: &Connection, word: WakeWord) {
     }
     entry.resting_wake.store(word.to_word(), Ordering::Relaxed);
     entry.resting_pid.store(process::pid(), Ordering::Relaxed);
-    if !sleepers::are_there(connection) {
-        if let Some(end) = connection.inside() {
-            set_wake(&end, word);
+    if let Some(end) = connection.inside() {
+        match sleepers::are_there(connection) {
+            false => set_wake(&end, word),
+            // From now on a doorbell has to wake them and the instance.
+            true => set_wake(&end, WakeWord::Bell),
         }
     }
 }

@@ -335,7 +335,7 @@ fn arm_members(numbers: &[u32], out: &mut [MaybeUninit<Armed>]) -> usize {
 unsafe fn disarm_members(members: &[MaybeUninit<Armed>]) {
     for member in members {
         // SAFETY: the caller's promise.
-        unsafe { member.assume_init_read() }.end(|_, _| {});
+        unsafe { member.assume_init_read() }.end(|_, _, _| {});
     }
 }
 

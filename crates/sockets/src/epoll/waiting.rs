@@ -14,7 +14,7 @@ use crate::epoll::nested::ReportedInstances;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::{OutOfMemory, Watch};
 use crate::express;
-use crate::process::pair_doorbells::{self, Cause, Claim};
+use crate::process::pair_doorbells::{Cause, Claim, PairSleep, SLEEP_MAX_NS};
 use crate::system::deferral::Handlers;
 use crate::system::{cancellation, deferral, errno, sys};
 use crate::waiting::spin::{self, ENDLESS_NS};
@@ -149,24 +149,6 @@ struct Call<'c, K> {
     pair_sleep: PairSleep,
 }
 
-/// The end of a call's last sleep on the doorbells of pairs.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum PairSleep {
-    /// There was none, or something else has ended it.
-    None,
-    /// A doorbell has ended it.
-    Rung,
-    /// An event of an ordinary member has ended it, but another thread or process has taken that.
-    PassedOver,
-    /// It took as long as it may.
-    TooLong,
-}
-
-/// The longest sleep on the doorbells of pairs. After that, the call sleeps on its carriers: should
-/// the program have closed or replaced a descriptor of the library's in a way that the library does
-/// not see, its events come late and are not lost.
-const ON_PAIRS_MAX_NS: u64 = 1_000_000_000;
-
 /// The steps of [`wait`], which is their only caller.
 impl<K: FnMut(&mut Room, Sleep<'_>) -> i32> Call<'_, K> {
     /// The rest of the time-out. `now` is when the call has found nothing.
@@ -185,6 +167,12 @@ impl<K: FnMut(&mut Room, Sleep<'_>) -> i32> Call<'_, K> {
     fn spin(&mut self, events: &mut [epoll_event], left: Option<u64>) -> ControlFlow<i32, bool> {
         let epoll = self.instance.epoll;
         let handlers = *self.handlers.get_or_insert_with(deferral::handlers);
+        // Between two sleeps of the call.
+        if self.pair_sleep != PairSleep::None && handlers.end_a_wait() {
+            errno::keep(|| epoll.share());
+            errno::set(libc::EINTR);
+            return ControlFlow::Break(-1);
+        }
         let budget = spin::budget_ns(&epoll.spin);
         let slice = spin::slice_ns(budget).min(left.unwrap_or(u64::MAX));
         if slice == 0 {
@@ -260,16 +248,10 @@ impl<K: FnMut(&mut Room, Sleep<'_>) -> i32> Call<'_, K> {
         let news = epoll.kernel_news_ns.load(Ordering::Relaxed);
         let is_quiet =
             news == 0 || news != KERNEL_OWED && now.saturating_sub(news) > KERNEL_FIRST_NS;
-        let is_barred =
-            self.pair_sleep == PairSleep::TooLong || epoll.pair_count.load(Ordering::Relaxed) == 0;
-        if is_barred || !is_quiet {
+        if epoll.pair_count.load(Ordering::Relaxed) == 0 || !is_quiet {
             return None;
         }
-        let claim = pair_doorbells::claim(self.instance.number)?;
-        match self.pair_sleep {
-            PairSleep::Rung => claim.after_vain(),
-            _ => Some(claim),
-        }
+        self.pair_sleep.claim_next(Some(self.instance.number))
     }
 
     /// Sleeps in the kernel, from `now` on. `Break` has the result of the program's call; otherwise
@@ -617,8 +599,8 @@ fn sleep(
         (false, false) => left,
     };
     let mut longest = None;
-    if is_on_pairs && limit_ns.is_none_or(|limit| limit > ON_PAIRS_MAX_NS) {
-        longest = Some(ON_PAIRS_MAX_NS);
+    if is_on_pairs && limit_ns.is_none_or(|limit| limit > SLEEP_MAX_NS) {
+        longest = Some(SLEEP_MAX_NS);
         limit_ns = longest;
     }
     let mut end = || {

@@ -265,6 +265,7 @@ pub(super) fn begin_turn(carrier: &Connection, fd: i32, options: u32) -> Connect
     entry.reason.store(0, Ordering::Relaxed);
     entry.tx_options.store(options, Ordering::Relaxed);
     entry.fd.store(fd as u32, Ordering::Relaxed);
+    entry.asker.store(0, Ordering::Relaxed);
     local.express.is_odd.store(0, Ordering::Relaxed);
     local.express.fruitless_at.store(0, Ordering::Relaxed);
     local

@@ -335,6 +335,7 @@ fn attach(connection: &Connection) {
     if let Some(end) = connection.end() {
         resets::publish(connection);
         // The peer rings until it is known how this program waits.
+        entry.asker.store(0, Ordering::Relaxed);
         match Carrier::of(connection) {
             Carrier::Tcp => end.attach(WakeWord::Bell),
             Carrier::Unix => {

@@ -507,6 +507,7 @@ fn map(connection: &Connection, record: &Record) -> bool {
         sleepers::part(connection);
         if let Some(end) = connection.end() {
             // The peer rings until it is known how this program waits.
+            connection.entry.asker.store(0, Ordering::Relaxed);
             sleepers::set_wake(&end, WakeWord::Bell);
         }
     }

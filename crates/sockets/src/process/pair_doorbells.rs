@@ -30,7 +30,8 @@ const NOT_YET: i32 = -1;
 const NEVER: i32 = -2;
 /// A thread waits for doorbells, or is about to.
 static IS_CLAIMED: AtomicBool = AtomicBool::new(false);
-/// One more than the number of the epoll instance on which that thread sleeps; otherwise 0.
+/// One more than the number of the epoll instance on which that thread sleeps; otherwise 0, also
+/// when it sleeps on something else.
 static SLEEPS_ON: AtomicU32 = AtomicU32::new(0);
 /// One more than a duplicate of a descriptor of that instance which another thread has closed
 /// meanwhile; otherwise 0.
@@ -173,10 +174,10 @@ pub(crate) enum Cause {
     Instance,
 }
 
-/// Claims the doorbells for a sleep on epoll instance `number`. `None` when there are none, or when
-/// another thread has them.
+/// Claims the doorbells for a sleep, on epoll instance `number` if there is one. `None` when there
+/// are none, or when another thread has them.
 #[inline]
-pub(crate) fn claim(number: u32) -> Option<Claim> {
+pub(crate) fn claim(number: Option<u32>) -> Option<Claim> {
     let instance = INSTANCE.load(Ordering::Relaxed);
     // Acquire pairs with the Release in `Claim::release`: events that the former thread has taken
     // are not seen again.
@@ -193,13 +194,65 @@ pub(crate) fn claim(number: u32) -> Option<Claim> {
         claim.release();
         return None;
     }
-    SLEEPS_ON.store(number + 1, Ordering::Relaxed);
+    SLEEPS_ON.store(number.map_or(0, |number| number + 1), Ordering::Relaxed);
     let in_vain = IN_VAIN.load(Ordering::Relaxed);
     IN_VAIN.store(in_vain.saturating_sub(1), Ordering::Relaxed);
     Some(claim)
 }
 
+/// The longest sleep on the doorbells of pairs. After that, the call sleeps on its carriers: should
+/// the program have closed or replaced a descriptor of the library's in a way that the library does
+/// not see, its news comes late and is not lost.
+pub(crate) const SLEEP_MAX_NS: u64 = 1_000_000_000;
+
+/// The end of a call's last sleep on the doorbells of pairs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum PairSleep {
+    /// There was none, or something else has ended it.
+    #[default]
+    None,
+    /// A doorbell has ended it.
+    Rung,
+    /// An event of an ordinary member has ended it, but another thread or process has taken that.
+    PassedOver,
+    /// It took as long as it may.
+    TooLong,
+}
+
+impl PairSleep {
+    /// The doorbells for the call's next sleep, as by [`claim`].
+    #[inline]
+    pub(crate) fn claim_next(self, number: Option<u32>) -> Option<Claim> {
+        match self {
+            PairSleep::TooLong => None,
+            PairSleep::Rung => claim(number)?.after_vain(),
+            PairSleep::None | PairSleep::PassedOver => claim(number),
+        }
+    }
+}
+
 impl Claim {
+    /// A place of `poll` that reports doorbells.
+    pub(crate) fn place(&self) -> libc::pollfd {
+        libc::pollfd {
+            fd: self.instance,
+            events: libc::POLLIN,
+            revents: 0,
+        }
+    }
+
+    /// Takes the doorbells that `poll` has reported in `place`. True when there were any.
+    pub(crate) fn take_from(&self, place: libc::pollfd) -> bool {
+        if place.revents & libc::POLLIN != 0 {
+            self.take();
+            return true;
+        }
+        if place.revents != 0 {
+            self.lose();
+        }
+        false
+    }
+
     /// The descriptor that is readable once a doorbell has rung.
     pub(crate) fn descriptor(&self) -> i32 {
         self.instance
@@ -348,8 +401,8 @@ pub(crate) mod tests {
         for (own, peer) in made.into_iter().zip(&peers) {
             peer.keep(own);
         }
-        let held = claim(NUMBER).expect("nobody else has them");
-        assert!(claim(NUMBER).is_none(), "they are one thread's");
+        let held = claim(Some(NUMBER)).expect("nobody else has them");
+        assert!(claim(Some(NUMBER)).is_none(), "they are one thread's");
         for rounds in 1..=2 {
             assert!(!pollable(&held), "nobody rang, {rounds}");
             assert!(peers.iter().all(PeersDoorbell::ring) && pollable(&held));
@@ -360,12 +413,12 @@ pub(crate) mod tests {
 
         held.release();
 
-        let mut held = claim(NUMBER);
+        let mut held = claim(Some(NUMBER));
         for _ in 0..VAIN_MAX {
             held = held.expect("one time in a row less").after_vain();
         }
         let held = held.expect("the last time").after_vain();
-        assert!(held.is_none() && claim(NUMBER).is_none());
+        assert!(held.is_none() && claim(Some(NUMBER)).is_none());
         peers.iter().for_each(PeersDoorbell::close);
         assert!(!peers[0].ring(), "the pair is over");
     }

@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use libc::{
     POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, nfds_t, pollfd, sigset_t, timespec,
 };
+use toehold_channel::doorbell::Doorbell;
 
 use crate::connection::{self, Connection, HINT_URGENT};
 use crate::epoll::sleeping::{OutOfMemory, Watch};
@@ -14,6 +15,7 @@ use crate::epoll::{first_wait, nested, news};
 use crate::memory::pieces::{PIECE_BYTES, Piece};
 use crate::offload::awaiting::{self, Answer};
 use crate::process::descriptors::{self, Kind};
+use crate::process::pair_doorbells::{Claim, PairSleep, SLEEP_MAX_NS};
 use crate::waiting::arming::Armed;
 use crate::waiting::ready::POLLRDNORM;
 use crate::waiting::spin::{self, ENDLESS_NS};
@@ -26,8 +28,12 @@ use crate::system::{cancellation, deferral, errno, real, sys};
 use crate::waiting::{ready, seen_waits};
 use crate::{express, lock};
 
-/// Descriptors handled on the stack.
+/// Places handled on the stack.
 const INLINE: usize = 16;
+/// With more descriptors than this, a call sleeps on the carriers only. The kernel refuses more
+/// places than a process may have descriptors (`RLIMIT_NOFILE`), and the program must not be
+/// refused because of one that the library adds.
+const ON_PAIRS_MAX: usize = 64;
 
 /// Time between two questions about ordinary descriptors while accelerated ones are always ready.
 const KERNEL_DESCRIPTORS_NS: u64 = 50_000;
@@ -82,11 +88,13 @@ pub(crate) fn accelerated(fd: i32) -> bool {
     }
 }
 
-/// Room for a copy of the program's array, and for the armed connections.
+/// Room for a copy of the program's array, for the place of the doorbells of pairs behind it, and
+/// for the armed connections.
 struct Copy {
     inline: [pollfd; INLINE],
     inline_armed: [MaybeUninit<Option<Armed>>; INLINE],
     outside: ArrayMemory,
+    /// Without the place of the doorbells.
     len: usize,
 }
 
@@ -111,8 +119,8 @@ impl Copy {
     #[inline]
     fn new(len: usize) -> Option<Copy> {
         let outside = match len {
-            0..=INLINE => ArrayMemory::Nowhere,
-            _ => ArrayMemory::with_room(len)?,
+            0..INLINE => ArrayMemory::Nowhere,
+            _ => ArrayMemory::with_room(len + 1)?,
         };
         Some(Copy {
             inline: [NONE; INLINE],
@@ -127,22 +135,42 @@ impl Copy {
     }
 
     fn parts(&mut self) -> (&mut [pollfd], &mut [MaybeUninit<Option<Armed>>]) {
+        let len = self.len;
+        let (copy, armed) = self.whole();
+        (&mut copy[..len], armed)
+    }
+
+    /// The copy with `place` behind it.
+    fn with_place(&mut self, place: pollfd) -> &mut [pollfd] {
+        let (copy, _) = self.whole();
+        copy[copy.len() - 1] = place;
+        copy
+    }
+
+    /// The place behind the copy, as the kernel left it.
+    fn place_behind(&mut self) -> pollfd {
+        let (copy, _) = self.whole();
+        copy[copy.len() - 1]
+    }
+
+    /// The copy and the place behind it; the armed connections.
+    fn whole(&mut self) -> (&mut [pollfd], &mut [MaybeUninit<Option<Armed>>]) {
         const { assert!(align_of::<Option<Armed>>() <= align_of::<pollfd>()) };
         let base = match &mut self.outside {
             ArrayMemory::Nowhere => {
                 let (copy, armed) = (&mut self.inline, &mut self.inline_armed);
-                return (&mut copy[..self.len], &mut armed[..self.len]);
+                return (&mut copy[..=self.len], &mut armed[..self.len]);
             }
             ArrayMemory::Piece(piece) => piece.places::<pollfd>().as_mut_ptr().cast(),
             ArrayMemory::Mapped(base) => *base,
         };
-        // SAFETY: `with_room` has made room for `len` elements of both, ours until drop, and
+        // SAFETY: `with_room` has made room for `len + 1` elements of both, ours until drop, and
         // numbers are all that is in the first. The second array begins where the first one ends,
         // and wants no stricter alignment.
         unsafe {
             (
-                core::slice::from_raw_parts_mut(base, self.len),
-                core::slice::from_raw_parts_mut(base.add(self.len).cast(), self.len),
+                core::slice::from_raw_parts_mut(base, self.len + 1),
+                core::slice::from_raw_parts_mut(base.add(self.len + 1).cast(), self.len),
             )
         }
     }
@@ -164,7 +192,7 @@ impl Drop for Copy {
     fn drop(&mut self) {
         if let ArrayMemory::Mapped(base) = self.outside {
             // SAFETY: mapped by `with_room` for as many.
-            unsafe { memory::unmap(base.cast(), self.len * PLACE_BYTES) };
+            unsafe { memory::unmap(base.cast(), (self.len + 1) * PLACE_BYTES) };
         }
     }
 }
@@ -235,6 +263,7 @@ pub(crate) fn poll(
     // Spinning saw a sign of news, but there was none. Then a sleep must follow, because signals
     // can end it.
     let mut is_misled = false;
+    let mut pair_sleep = PairSleep::None;
     loop {
         let found = look_at_all(fds);
         let now = sys::now_ns();
@@ -251,6 +280,11 @@ pub(crate) fn poll(
         }
         if started == 0 {
             started = now;
+        }
+        // Between two sleeps of the call.
+        if pair_sleep != PairSleep::None && handlers.end_a_wait() {
+            errno::set(libc::EINTR);
+            return -1;
         }
         let left = timeout_ns.map(|limit| limit.saturating_sub(now - started));
         if let Some(local) = history {
@@ -295,7 +329,12 @@ pub(crate) fn poll(
             }
             continue;
         }
-        let result = sleep(fds, &mut copy, left, &mut kernel);
+        let claim = match history {
+            Some(_) if fds.len() <= ON_PAIRS_MAX => pair_sleep.claim_next(None),
+            _ => None,
+        };
+        let (result, slept) = sleep(fds, &mut copy, left, claim, &mut kernel);
+        pair_sleep = slept;
         if let Some(local) = history {
             local.spin.slept(sys::now_ns() - now);
         }
@@ -401,9 +440,16 @@ fn has_answer(fd: i32) -> bool {
     errno::keep(|| connection::at(fd).is_none_or(|c| awaiting::look(&c) != Answer::Pending))
 }
 
-/// Arms each descriptor. On an error, some instances are not watched, because there is no memory
-/// for them.
-fn arm_all(fds: &[pollfd], copy: &mut Copy, watch: &mut Watch) -> Result<(), OutOfMemory> {
+/// Arms each descriptor, for a sleep that takes these doorbells. Sets `rings_pair` when a peer may
+/// ring its pair's. On an error, some instances are not watched, because there is no memory for
+/// them.
+fn arm_all(
+    fds: &[pollfd],
+    copy: &mut Copy,
+    watch: &mut Watch,
+    takes: Doorbell,
+    rings_pair: &mut bool,
+) -> Result<(), OutOfMemory> {
     let (copy, armed) = copy.parts();
     let mut result = Ok(());
     for ((to, from), armed) in copy.iter_mut().zip(fds).zip(armed) {
@@ -419,7 +465,9 @@ fn arm_all(fds: &[pollfd], copy: &mut Copy, watch: &mut Watch) -> Result<(), Out
                 // Armed before the guard is dropped, because a region with sleepers is not
                 // unmapped.
                 with_connection(from.fd, |connection, end| {
-                    armed.write(Some(Armed::begin(connection, end)));
+                    let (one, doorbell) = Armed::begin_for(connection, end, takes);
+                    armed.write(Some(one));
+                    *rings_pair |= doorbell == Doorbell::Pair;
                     to.events = ready::kernel_interest(
                         connection,
                         end,
@@ -438,16 +486,18 @@ fn arm_all(fds: &[pollfd], copy: &mut Copy, watch: &mut Watch) -> Result<(), Out
     result
 }
 
-fn disarm_all(copy: &mut Copy) {
+/// True when a peer has rung for one of them.
+fn disarm_all(copy: &mut Copy) -> bool {
     let (copy, armed) = copy.parts();
+    let mut is_rung = false;
     for (kernel, armed) in copy.iter().zip(armed) {
         // SAFETY: `arm_all` has written each.
         let Some(armed) = (unsafe { armed.assume_init_read() }) else {
             continue;
         };
-        armed.end(|connection, end| {
+        is_rung |= armed.end(|connection, end, is_rung| {
             let entry = connection.entry;
-            if kernel.revents != 0 {
+            if kernel.revents != 0 || is_rung {
                 entry.wakeups.fetch_add(1, Ordering::Relaxed);
             }
             let hints = connection::hints_of(kernel.revents as u32);
@@ -461,49 +511,79 @@ fn disarm_all(copy: &mut Copy) {
             }
         });
     }
+    is_rung
 }
 
 /// Sleeps in the kernel with every accelerated descriptor armed. Returns the number ready among the
-/// ordinary ones, plus accelerated ones if there are such; 0 means: look again.
+/// ordinary ones, plus accelerated ones if there are such; 0 means: look again. `claim` ends with
+/// the sleep.
 fn sleep(
     fds: &mut [pollfd],
     copy: &mut Copy,
     left: Option<u64>,
+    claim: Option<Claim>,
     kernel: &mut impl FnMut(&mut [pollfd], Option<u64>) -> i32,
-) -> i32 {
+) -> (i32, PairSleep) {
     let mut watch = Watch::new();
-    let watches = arm_all(fds, copy, &mut watch);
+    let takes = match claim {
+        Some(_) => Doorbell::Pair,
+        None => Doorbell::Carrier,
+    };
+    let mut rings_pair = false;
+    let watches = arm_all(fds, copy, &mut watch, takes, &mut rings_pair);
+    let doorbells = claim.as_ref().filter(|_| rings_pair);
     let early = look_at_all(fds);
     let is_express = express::is_on();
-    let left = match is_express {
+    let mut left = match is_express {
         true => express::limit(left),
         false => left,
     };
+    let is_longest = doorbells.is_some() && left.is_none_or(|left| left > SLEEP_MAX_NS);
+    if is_longest {
+        left = Some(SLEEP_MAX_NS);
+    }
+    if early > 0 {
+        left = Some(0);
+    }
     let place: *mut Copy = copy;
     let undo = || {
         // SAFETY: the sleep is over, and nothing else uses the copy any more.
         unsafe {
             disarm_all(&mut *place);
             watch.end();
+            claim.as_ref().inspect(|claim| claim.release());
             place.drop_in_place();
         }
     };
-    let result = cancellation::sleeping(undo, || match watches {
-        Ok(()) => kernel(copy.slice(), if early > 0 { Some(0) } else { left }),
-        Err(OutOfMemory) => {
+    let result = cancellation::sleeping(undo, || match (watches, doorbells) {
+        (Ok(()), None) => kernel(copy.slice(), left),
+        (Ok(()), Some(doorbells)) => kernel(copy.with_place(doorbells.place()), left),
+        (Err(OutOfMemory), _) => {
             errno::set(libc::ENOMEM);
             -1
         }
     });
     let error = errno::get();
-    disarm_all(copy);
+    let mut pair_sleep = PairSleep::None;
+    if let (Some(doorbells), 0..) = (doorbells, result) {
+        if doorbells.take_from(copy.place_behind()) {
+            pair_sleep = PairSleep::Rung;
+        } else if result == 0 && is_longest && early == 0 {
+            pair_sleep = PairSleep::TooLong;
+        }
+    }
+    if disarm_all(copy) && pair_sleep == PairSleep::Rung {
+        // It was not in vain.
+        pair_sleep = PairSleep::None;
+    }
     watch.end();
+    claim.as_ref().inspect(|claim| claim.release());
     if is_express {
         express::look_after();
     }
     if result < 0 && early == 0 {
         errno::set(error);
-        return result;
+        return (result, pair_sleep);
     }
     let mut count = look_at_all(fds);
     for (to, from) in fds.iter_mut().zip(copy.slice().iter()) {
@@ -517,7 +597,7 @@ fn sleep(
             count += 1;
         }
     }
-    count
+    (count, pair_sleep)
 }
 
 /// The poll events that set a descriptor's bit in a `select` set (fs/select.c: POLLIN_SET and so

@@ -56,23 +56,30 @@ pub(crate) fn timeout_ns(fd: i32, option: i32) -> u64 {
 /// `events` or an error holds. Returns the events that hold; `None` when `limit_ns` pass before; 0
 /// means no limit.
 pub(crate) fn sleep_until(fd: i32, events: i16, limit_ns: u64) -> Result<Option<i16>, i32> {
-    let mut one = libc::pollfd {
+    let mut places = [place(fd, events)];
+    match sleep_on(&mut places, (limit_ns != 0).then_some(limit_ns))? {
+        0 => Ok(None),
+        _ => Ok(Some(places[0].revents)),
+    }
+}
+
+/// A place of `ppoll`.
+pub(crate) fn place(fd: i32, events: i16) -> libc::pollfd {
+    libc::pollfd {
         fd,
         events,
         revents: 0,
-    };
-    let time = sys::timespec(limit_ns);
-    let time = if limit_ns == 0 {
-        core::ptr::null()
-    } else {
-        &raw const time
-    };
-    // SAFETY: one `pollfd`, one time; no mask.
-    match unsafe { real::ppoll(&mut one, 1, time, core::ptr::null()) } {
-        0 => Ok(None),
-        1.. => Ok(Some(one.revents)),
-        _ => Err(errno::get()),
     }
+}
+
+/// As [`sleep_until`], on several descriptors. Returns the number of those with events.
+pub(crate) fn sleep_on(places: &mut [libc::pollfd], limit_ns: Option<u64>) -> Result<usize, i32> {
+    let time = limit_ns.map(sys::timespec);
+    let time = time.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    let count = places.len() as libc::nfds_t;
+    // SAFETY: as many places, one time; no mask.
+    let result = unsafe { real::ppoll(places.as_mut_ptr(), count, time, core::ptr::null()) };
+    usize::try_from(result).map_err(|_| errno::get())
 }
 
 /// Sleeps for at most `limit_ns` until bytes are on the carrier (1), it ended (0), or something

@@ -7,6 +7,7 @@ use toehold_channel::doorbell::{SLEEPS_NOT, WAKE_SEQ_CST, WakeWord};
 use toehold_channel::layout::ReadyBitmap;
 use toehold_channel::table::Reason;
 use toehold_channel::untrusted::Untrusted;
+use toehold_freestanding::errno;
 use toehold_stream::end::End;
 use toehold_stream::leaving::Refusal;
 use toehold_stream::sleepers::{Family, FamilySleepers};
@@ -115,6 +116,41 @@ pub(crate) fn own_place(connection: &Connection, wake: Untrusted<u32>) -> Option
         number,
         bit,
     })
+}
+
+/// Asks the peer for a doorbell on the carrier, for the calling thread: it is unknown how it will
+/// wait. True when the word asked for none before. Callers hold the connection's wake lock, and
+/// fence afterwards.
+pub(crate) fn ask_for_unknown_wait(connection: &Connection, end: &End<'_>) -> bool {
+    let asked = end.ours().wake.wake.load(Ordering::Relaxed);
+    let is_first = asked.is(WakeWord::None.to_word());
+    let (asker, me) = (&connection.entry.asker, this_thread());
+    if is_first {
+        asker.store(me, Ordering::Relaxed);
+    } else if asker.load(Ordering::Relaxed) != me {
+        asker.store(0, Ordering::Relaxed);
+    }
+    set_wake(end, WakeWord::Bell);
+    is_first
+}
+
+/// True when the calling thread, which is about to sleep, is the only one that may wait for news of
+/// the connection. Callers hold the connection's wake lock.
+pub(crate) fn is_only_one(connection: &Connection, end: &End<'_>) -> bool {
+    if are_there(connection) || !resting(connection).is(WakeWord::None.to_word()) {
+        return false;
+    }
+    let asked = end.ours().wake.wake.load(Ordering::Relaxed);
+    asked.is(WakeWord::None.to_word())
+        || asked.is(WakeWord::Bell.to_word())
+            && connection.entry.asker.load(Ordering::Relaxed) == this_thread()
+}
+
+/// A number that no other thread of this machine has at the moment: of the process, and of the
+/// thread's memory, which is aligned to 64 bytes and has an address of 47 bits. Another thread may
+/// have the number later.
+fn this_thread() -> u64 {
+    u64::from(process::pid()) << 41 | errno::thread_pointer() as u64 >> 6
 }
 
 /// Tells the peer how this side wants to hear of news.

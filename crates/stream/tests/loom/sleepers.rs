@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::explore;
 use super::support::carrier::Carrier;
 use loom::sync::Mutex;
-use toehold_channel::doorbell::{WakeWord, must_ring};
+use toehold_channel::doorbell::{Doorbell, WakeWord, due, must_ring};
 use toehold_channel::layout::Wake;
 use toehold_channel::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use toehold_channel::table::Entry;
@@ -220,5 +220,113 @@ fn late_notifier_does_not_spoil_the_next_sleep() {
         peer.join().unwrap();
         side.drain(0);
         assert_eq!(side.bells.waiting(), 0);
+    });
+}
+
+/// A wake word on which two threads sleep. The first takes the pair's doorbell where it may.
+struct Mixed {
+    wake: Wake,
+    /// The wake lock, and the number of threads that sleep.
+    asleep: Mutex<u32>,
+    published: AtomicU64,
+    /// By thread: the doorbells that wake it.
+    bells: [Carrier; 2],
+}
+
+impl Mixed {
+    fn new() -> Arc<Mixed> {
+        Arc::new(Mixed {
+            wake: Wake::default(),
+            asleep: Mutex::new(0),
+            published: AtomicU64::new(0),
+            bells: [Carrier::new(8), Carrier::new(8)],
+        })
+    }
+
+    /// As [`Side::publish`]. The carrier wakes both threads.
+    fn publish(&self, position: u64) {
+        self.published.store(position, Ordering::Release);
+        fence(Ordering::SeqCst);
+        let rung = match due(&self.wake, |_| None).unwrap() {
+            Some(Doorbell::Carrier) => &self.bells[..],
+            Some(Doorbell::Pair) => &self.bells[..1],
+            None => &[],
+        };
+        for bells in rung {
+            bells.send(&[0]);
+        }
+    }
+
+    /// As `arming::arm_for` does.
+    fn arm(&self, thread: usize) {
+        {
+            let mut asleep = self.asleep.lock().unwrap();
+            let word = &self.wake.wake;
+            let asks = !word.load(Ordering::Relaxed).is(WakeWord::None.to_word());
+            let is_by_pair = thread == 0 && *asleep == 0 && !asks;
+            let bell = match is_by_pair {
+                true => WakeWord::PairBell,
+                false => WakeWord::Bell,
+            };
+            *asleep += 1;
+            word.store(bell.to_word(), Ordering::SeqCst);
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    /// As `arming::disarm` does.
+    fn disarm(&self) {
+        let mut asleep = self.asleep.lock().unwrap();
+        *asleep -= 1;
+        let word = match *asleep {
+            0 => WakeWord::None,
+            _ => WakeWord::Bell,
+        };
+        self.wake.wake.swap(word.to_word(), Ordering::SeqCst);
+    }
+
+    fn has_published(&self, position: u64) -> bool {
+        self.published.load(Ordering::Acquire) >= position
+    }
+
+    fn wait_for(&self, thread: usize, position: u64) {
+        while !self.has_published(position) {
+            self.arm(thread);
+            if !self.has_published(position) {
+                self.bells[thread].wait_for_byte();
+            }
+            self.disarm();
+            self.bells[thread].receive(8, false);
+        }
+    }
+}
+
+#[test]
+fn a_sleeper_that_takes_the_pairs_doorbell_is_always_woken() {
+    explore(3, || {
+        let mixed = Mixed::new();
+        let peer = mixed.clone();
+        let peer = loom::thread::spawn(move || {
+            peer.publish(1);
+            peer.publish(2);
+        });
+        mixed.wait_for(0, 1);
+        mixed.wait_for(0, 2);
+        peer.join().unwrap();
+    });
+}
+
+/// The thread beside it does not take the pair's doorbell, so it must be woken by the carrier,
+/// whoever sleeps first.
+#[test]
+fn sleeper_beside_one_that_takes_the_pairs_doorbell_is_woken_too() {
+    explore(2, || {
+        let mixed = Mixed::new();
+        let (other, peer) = (mixed.clone(), mixed.clone());
+        let other = loom::thread::spawn(move || other.wait_for(1, 1));
+        let peer = loom::thread::spawn(move || peer.publish(1));
+        mixed.wait_for(0, 1);
+        other.join().unwrap();
+        peer.join().unwrap();
     });
 }

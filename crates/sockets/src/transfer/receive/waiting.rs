@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::WakeWord;
+use toehold_channel::doorbell::{Doorbell, WakeWord};
 use toehold_channel::sync::fence;
 use toehold_channel::table::{FLAG_ACCEPTED, Mode};
 use toehold_channel::untrusted::Untrusted;
@@ -14,6 +14,7 @@ use crate::connection::{Connection, HINT_LOOK};
 use crate::direction::{doorbells, takeover};
 use crate::express::{self, turns, unseen_waits};
 use crate::lock;
+use crate::process::pair_doorbells::{Claim, PairSleep, SLEEP_MAX_NS};
 use crate::system::deferral::Handlers;
 use crate::system::{cancellation, deferral, errno, real, sys};
 use crate::transfer::spinning::{self, Looked};
@@ -42,6 +43,9 @@ pub(super) struct Waits {
     deadline: Deadline,
     /// Sleeps, since the last bytes, that ended because of doorbells which stay for others.
     vain: u32,
+    pair_sleep: PairSleep,
+    /// Signal handlers that ran before the first wait. Later ones may end the call.
+    handlers: Option<Handlers>,
 }
 
 impl Waits {
@@ -99,13 +103,7 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
         if held.is_none() {
             sleepers::wake_by_carrier(connection, &end);
         }
-        rung = end
-            .ours()
-            .wake
-            .wake
-            .load(Ordering::Relaxed)
-            .is(WakeWord::None.to_word());
-        sleepers::set_wake(&end, WakeWord::Bell);
+        rung = sleepers::ask_for_unknown_wait(connection, &end);
     }
     // Pairs with the barrier in `Sender::publish`.
     fence(Ordering::SeqCst);
@@ -139,7 +137,7 @@ pub(super) fn wait_for_bytes(
     let mut left_ns =
         (waits_so_far.deadline).left_after_first(connection.number(), libc::SO_RCVTIMEO)?;
     seen_waits::seen(connection);
-    let handlers = deferral::handlers();
+    let handlers = *waits_so_far.handlers.get_or_insert_with(deferral::handlers);
     let news = || {
         // Relaxed: the look after the wait loads it again.
         (end.reads_ring() && end.theirs().publish.tail.load(Ordering::Relaxed) != seen)
@@ -161,12 +159,30 @@ pub(super) fn wait_for_bytes(
             .deadline
             .left_ns(connection.number(), libc::SO_RCVTIMEO)?;
     }
-    let slept = sleep_armed(connection, end, handlers, news, || {
-        match waits_so_far.steps(end) {
-            None => sleep(connection, left_ns, handlers),
-            Some(events) => sleep_a_step(connection, events, left_ns, handlers),
-        }
-    });
+    let steps = waits_so_far.steps(end);
+    let claim = match steps {
+        None => waits_so_far.pair_sleep.claim_next(None),
+        Some(_) => None,
+    };
+    let mut pair_sleep = PairSleep::None;
+    let (slept, is_rung) = sleep_armed(
+        connection,
+        end,
+        (handlers, claim.as_ref()),
+        news,
+        |doorbells| match (steps, doorbells) {
+            (Some(events), _) => sleep_a_step(connection, events, left_ns, handlers),
+            (None, None) => sleep(connection, left_ns, handlers),
+            (None, Some(doorbells)) => {
+                sleep_on_pair(connection, left_ns, handlers, doorbells, &mut pair_sleep)
+            }
+        },
+    );
+    waits_so_far.pair_sleep = match pair_sleep {
+        // It was not in vain.
+        PairSleep::Rung if is_rung => PairSleep::None,
+        pair_sleep => pair_sleep,
+    };
     after_sleep(connection, end, slept, waits_so_far)
 }
 
@@ -206,17 +222,26 @@ enum Slept {
 }
 
 /// Asks the peer for a doorbell, and sleeps by `sleep` unless there is `news`. From then on a byte
-/// on the carrier wakes the thread for any news that it has not seen in the region.
+/// on the carrier wakes the thread for any news that it has not seen in the region. If the
+/// doorbells of pairs are claimed, `sleep` gets the claim when the peer may ring the pair's
+/// doorbell instead. The claim ends with the sleep. True when the peer has rung.
 fn sleep_armed(
     connection: &Connection,
     end: &End<'_>,
-    handlers: Handlers,
+    (handlers, claim): (Handlers, Option<&Claim>),
     news: impl Fn() -> bool,
-    sleep: impl FnOnce() -> isize,
-) -> Slept {
+    sleep: impl FnOnce(Option<&Claim>) -> isize,
+) -> (Slept, bool) {
     let local = connection.local;
     let start = sys::now_ns();
-    arming::arm(connection, end);
+    let takes = match claim {
+        Some(_) => Doorbell::Pair,
+        None => Doorbell::Carrier,
+    };
+    let doorbells = match arming::arm_for(connection, end, takes) {
+        Doorbell::Pair => claim,
+        Doorbell::Carrier => None,
+    };
     local.attachment.sleepers.begin_reading();
     let is_there = news() && (!only_closed_news(end) || turns::is_over(connection, end));
     let slept = if is_there {
@@ -227,10 +252,11 @@ fn sleep_armed(
         let undo = || {
             local.attachment.sleepers.end_reading();
             arming::disarm(connection, end);
+            claim.inspect(|claim| claim.release());
             // The caller's guard.
             local.attachment.leave_for_ended();
         };
-        match cancellation::sleeping(undo, sleep) {
+        match cancellation::sleeping(undo, || sleep(doorbells)) {
             0 => Slept::Ended,
             count @ 1.. => Slept::Bytes(count as usize),
             LOOKS_AGAIN => Slept::LooksAgain,
@@ -238,9 +264,10 @@ fn sleep_armed(
         }
     };
     local.attachment.sleepers.end_reading();
-    arming::disarm(connection, end);
+    let is_rung = arming::disarm(connection, end);
+    claim.inspect(|claim| claim.release());
     local.spin.slept(sys::now_ns() - start);
-    slept
+    (slept, is_rung)
 }
 
 /// Handles the end of a sleep.
@@ -306,6 +333,59 @@ fn sleep_a_step(connection: &Connection, events: i16, left_ns: u64, handlers: Ha
             errno::set(error);
             -1
         }
+    }
+}
+
+/// As [`sleep`], until a doorbell of a pair has rung, too. `pair_sleep` becomes the end of this
+/// sleep.
+fn sleep_on_pair(
+    connection: &Connection,
+    left_ns: u64,
+    handlers: Handlers,
+    doorbells: &Claim,
+    pair_sleep: &mut PairSleep,
+) -> isize {
+    let fd = connection.number();
+    connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
+    let program_ns = match left_ns {
+        0 => sleep::timeout_ns(fd, libc::SO_RCVTIMEO),
+        left_ns => left_ns,
+    };
+    let limits = [Some(SLEEP_MAX_NS), express::look_limit_ns()];
+    let limit_ns = limits.into_iter().flatten().min();
+    let is_timed = program_ns != 0 && limit_ns.is_none_or(|limit| program_ns <= limit);
+    let limit_ns = if is_timed { Some(program_ns) } else { limit_ns };
+    let mut places = [
+        sleep::place(fd, libc::POLLIN | libc::POLLRDHUP),
+        doorbells.place(),
+    ];
+    let result = errno::keep(|| sleep::sleep_on(&mut places, limit_ns));
+    let [carrier, pair] = places;
+    if result.is_ok() && doorbells.take_from(pair) {
+        *pair_sleep = PairSleep::Rung;
+    }
+    match result {
+        Ok(0) if is_timed => {
+            errno::set(libc::EAGAIN);
+            -1
+        }
+        Ok(0) => {
+            if limit_ns == Some(SLEEP_MAX_NS) {
+                *pair_sleep = PairSleep::TooLong;
+            }
+            LOOKS_AGAIN
+        }
+        Err(libc::EINTR) if !handlers.end_a_transfer() => LOOKS_AGAIN,
+        Err(error) => {
+            errno::set(error);
+            -1
+        }
+        Ok(_) => match carrier.revents {
+            0 => LOOKS_AGAIN,
+            libc::POLLIN => 1,
+            // An end, and doorbells before it: the next look takes them, too.
+            _ => 0,
+        },
     }
 }
 
