@@ -11,7 +11,8 @@ use crate::api::readiness::{limit_of, limit_of_ms};
 use crate::connection;
 use crate::direction::switching;
 use crate::epoll::instance::Instance;
-use crate::epoll::waiting::{self, Before};
+use crate::epoll::kernel_wait::{self, Before};
+use crate::epoll::waiting;
 use crate::epoll::{control, first_wait, lifetime};
 use crate::express::listener;
 use crate::offload::liveness::send_liveness_settings;
@@ -254,7 +255,7 @@ unsafe fn wait_in_kernel(
         kernel()
     } else {
         before = Before::of(events, count as usize);
-        let wait = waiting::begin_kernel_wait(instance)?;
+        let wait = kernel_wait::begin_kernel_wait(instance)?;
         cancellation::sleeping(|| wait.end(), kernel)
     };
     if result <= 0 {
@@ -262,7 +263,7 @@ unsafe fn wait_in_kernel(
     }
     // SAFETY: the caller of the C function promises `count` writable elements.
     let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
-    waiting::after_kernel_wait(instance, list, result as usize, &before)
+    kernel_wait::after_kernel_wait(instance, list, result as usize, &before)
 }
 
 /// `epoll_wait(2)`.

@@ -23,8 +23,9 @@
 //!   program may wait past us;
 //! - [`harvest`]: events; [`kernel_events`]: those that the kernel has; [`sleeping`]; [`nested`]:
 //!   an instance from outside;
-//! - [`waiting`]: `epoll_wait`; [`yielding`]: a busy thread yields to a waiting peer;
-//!   [`control`](mod@control): `epoll_ctl`; [`lifetime`].
+//! - [`waiting`]: `epoll_wait`; [`two_looks`]: an answer of the kernel and of rings;
+//!   [`kernel_wait`]: without accelerated members; [`yielding`]: a busy thread yields to a waiting
+//!   peer; [`control`](mod@control): `epoll_ctl`; [`lifetime`].
 
 pub(crate) mod control;
 pub(crate) mod early;
@@ -33,6 +34,7 @@ mod harvest;
 pub(crate) mod instance;
 mod kernel_events;
 mod kernel_registrations;
+pub(crate) mod kernel_wait;
 pub(crate) mod lifetime;
 mod lists;
 pub(crate) mod membership;
@@ -42,5 +44,6 @@ pub(crate) mod orphans;
 pub(crate) mod parked;
 mod registration;
 pub(crate) mod sleeping;
+mod two_looks;
 pub(crate) mod waiting;
 mod yielding;

@@ -6,13 +6,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::epoll_event;
 use toehold_channel::sync::fence;
-use toehold_freestanding::guarded;
 
 use crate::adapter::requests;
-use crate::epoll::instance::{BATCH, Counted, Epoll, Instance};
+use crate::epoll::instance::{BATCH, Epoll, Instance};
 use crate::epoll::nested::ReportedInstances;
-use crate::epoll::registration::untag;
 use crate::epoll::sleeping::{OutOfMemory, Watch};
+use crate::epoll::two_looks::{Parts, once_each};
 use crate::express;
 use crate::process::pair_doorbells::{Cause, Claim, PairSleep, SLEEP_MAX_NS};
 use crate::system::deferral::Handlers;
@@ -521,59 +520,6 @@ fn own_of_looked(epoll: &Epoll, said: &mut [epoll_event], told: &ReportedInstanc
     kept
 }
 
-/// Events of the kernel and of the library in one call: the first part has `first` events, the
-/// second part the rest.
-#[derive(Clone, Copy)]
-struct Parts {
-    first: usize,
-    total: usize,
-    /// A member may be among both.
-    has_moved: bool,
-}
-
-impl Parts {
-    /// `moves` are from before the first part; `None` where that has no members.
-    fn between(epoll: &Epoll, first: usize, total: usize, moves: Option<u32>) -> Parts {
-        Parts {
-            first: first.min(total),
-            total,
-            has_moved: moves.is_some_and(|before| before != epoll.moves()),
-        }
-    }
-}
-
-/// The result of a wait to which the kernel and the library have both contributed.
-fn once_each(epoll: &Epoll, events: &mut [epoll_event], parts: Parts) -> i32 {
-    let found = match parts.has_moved {
-        true => without_second_of_moved(events, parts),
-        false => parts.total,
-    };
-    match epoll.listener.load(Ordering::Relaxed) {
-        0 => found as i32,
-        _ => epoll.without_second_listener(events, found) as i32,
-    }
-}
-
-/// Another thread has moved a member between the two looks, so both may have found it. It must be
-/// reported once, as the kernel does, because a program may free the object that its data names at
-/// the first event. Members with equal data also look equal to the program.
-#[cold]
-fn without_second_of_moved(events: &mut [epoll_event], parts: Parts) -> usize {
-    let (first, second) = events[..parts.total].split_at_mut(parts.first);
-    let mut left = 0;
-    for at in 0..second.len() {
-        let event = second[at];
-        match first.iter_mut().find(|one| { one.u64 } == { event.u64 }) {
-            Some(told) => told.events |= event.events,
-            None => {
-                second[left] = event;
-                left += 1;
-            }
-        }
-    }
-    parts.first + left
-}
-
 fn sleep(
     instance: Instance,
     room: &mut Room,
@@ -639,131 +585,6 @@ fn sleep(
     (result, pair_sleep)
 }
 
-/// A thread is about to sleep in the kernel's own wait, on an instance without accelerated members.
-/// It is counted as a sleeper, so that a thread that moves a member to the library wakes it: peers
-/// do not ring for ready bitmaps without sleepers. `None`: the instance needs the library by now.
-#[inline]
-pub(crate) fn begin_kernel_wait(instance: Instance) -> Option<KernelWait> {
-    let epoll = instance.epoll;
-    // A full barrier between this and the look: either we see the new member, or the thread that
-    // adds it sees us.
-    let wait = KernelWait(epoll, epoll.sleepers.enter());
-    (!instance.needs_library()).then_some(wait)
-}
-
-/// A sleep that [`begin_kernel_wait`] has counted, until it is dropped.
-pub(crate) struct KernelWait(&'static Epoll, Counted);
-
-impl KernelWait {
-    /// The sleep is over.
-    #[inline]
-    pub(crate) fn end(&self) {
-        let &KernelWait(epoll, counted) = self;
-        if epoll.pair_count.load(Ordering::Relaxed) == 0 {
-            // A ready bitmap that is added at this moment keeps its sleep word set, so its peer
-            // rings once unnecessarily.
-            epoll.sleepers.leave(counted);
-        } else {
-            epoll.end_sleep(counted);
-        }
-    }
-}
-
-impl Drop for KernelWait {
-    #[inline]
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-/// A copy of the first places of a program's buffer, made before the kernel writes there. Some of
-/// the kernel's events may turn out to be the library's, and their places are restored.
-pub(crate) struct Before {
-    events: [MaybeUninit<epoll_event>; PLACES_KEPT],
-    count: usize,
-}
-
-/// Number of places that are copied. During one sleep, more connections than this rarely move to
-/// the library.
-const PLACES_KEPT: usize = 8;
-
-impl Before {
-    /// Of the `count` places at `events`, which may be bad.
-    #[inline]
-    pub(crate) fn of(events: *const epoll_event, count: usize) -> Before {
-        let mut before = Before::none();
-        let count = count.min(PLACES_KEPT);
-        let bytes = count * size_of::<epoll_event>();
-        let target = before.events.as_mut_ptr().cast();
-        // SAFETY: there is room for as many.
-        if unsafe { guarded::try_to_shared_short(events.cast(), target, bytes) }.is_ok() {
-            before.count = count;
-        }
-        before
-    }
-
-    /// Nothing is known.
-    #[inline]
-    pub(crate) const fn none() -> Before {
-        Before {
-            events: [const { MaybeUninit::uninit() }; PLACES_KEPT],
-            count: 0,
-        }
-    }
-
-    /// Restores the places from `from` to `to`.
-    fn restore(&self, events: &mut [epoll_event], from: usize, to: usize) {
-        // Places beyond the copied ones are not restored.
-        let to = to.min(self.count);
-        let places = from.min(to)..to;
-        for (event, before) in events[places.clone()].iter_mut().zip(&self.events[places]) {
-            // SAFETY: the first `count` were written.
-            *event = unsafe { before.assume_init() };
-        }
-    }
-}
-
-/// The kernel's own call returned `events` on an instance that got accelerated members while it
-/// slept: removes the library's events and looks at their members. `None`: no event is left, so
-/// wait again.
-pub(crate) fn after_kernel_wait(
-    instance: Instance,
-    events: &mut [epoll_event],
-    returned: usize,
-    before: &Before,
-) -> Option<i32> {
-    // A registration of ours is in the kernel before it is in our table.
-    let is_tagged = |event: &epoll_event| untag(event.u64).is_some();
-    if !instance.needs_library() && !events[..returned].iter().any(is_tagged) {
-        return Some(returned as i32);
-    }
-    let Instance {
-        epoll, generation, ..
-    } = instance;
-    let kept = epoll.sort_kernel_events(&mut events[..returned], &ReportedInstances::NONE);
-    if kept > 0 {
-        epoll.kernel_news_ns.store(sys::now_ns(), Ordering::Relaxed);
-    }
-    let more = match kept < events.len() {
-        true => epoll.sweep_and_harvest(generation, &mut events[kept..]),
-        false => 0,
-    };
-    before.restore(events, kept + more, returned);
-    match kept + more {
-        0 if instance.is_open() => None,
-        0 => Some(closed()),
-        total => {
-            let parts = Parts {
-                first: kept,
-                total,
-                // Its members became ours within the call.
-                has_moved: true,
-            };
-            Some(once_each(epoll, events, parts))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use crate::epoll::instance::EPOLLS;
@@ -771,8 +592,6 @@ mod tests {
     use crate::epoll::registration::{State, allocate_registration, registration};
 
     use super::*;
-
-    const OF_ANOTHER: u64 = 1 << 40;
 
     #[test]
     fn member_that_is_listed_without_an_event_is_no_reason_to_ask_the_kernel() {
@@ -847,58 +666,5 @@ mod tests {
             let expected = *expected.get(kernels).unwrap_or(&[1, 2, 3, 11, 12, 13]);
             assert_eq!((kept, told), (kernels.min(3), expected));
         }
-    }
-
-    /// The data of twelve places, of which the kernel wrote the first `returned`, and the program
-    /// is told of `told`.
-    fn restored(told: usize, returned: usize) -> Vec<u64> {
-        let event = |u64| epoll_event { events: 0, u64 };
-        let mut events: Vec<epoll_event> = (0..12).map(event).collect();
-        let before = Before::of(events.as_ptr(), events.len());
-        for at in &mut events[..returned] {
-            *at = event(OF_ANOTHER);
-        }
-        before.restore(&mut events, told, returned);
-        events.iter().map(|event| event.u64).collect()
-    }
-
-    #[test]
-    fn places_that_were_kept_are_as_before_and_others_are_left_alone() {
-        for returned in 0..=12 {
-            for told in 0..=returned {
-                for (at, data) in restored(told, returned).into_iter().enumerate() {
-                    let is_changed = at < returned && (at < told || at >= PLACES_KEPT);
-                    let expected = if is_changed { OF_ANOTHER } else { at as u64 };
-                    assert_eq!(data, expected, "{told} of {returned}: {at}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn member_that_moved_is_reported_once_with_the_events_of_both_looks() {
-        let event = |events, u64| epoll_event { events, u64 };
-        let told = |has_moved| {
-            let mut events = [
-                event(1, 7),
-                event(1, 8),
-                event(4, 9),
-                event(4, 8),
-                event(4, 9),
-            ];
-            let parts = Parts {
-                first: 2,
-                total: events.len(),
-                has_moved,
-            };
-            let count = match has_moved {
-                true => without_second_of_moved(&mut events, parts),
-                false => parts.total,
-            };
-            events.map(|one| (one.events, one.u64))[..count].to_vec()
-        };
-        // Members of one look are distinct, even if their data is equal.
-        assert_eq!(told(true), [(1, 7), (5, 8), (4, 9), (4, 9)]);
-        assert_eq!(told(false).len(), 5);
     }
 }

@@ -1,0 +1,92 @@
+//! One answer of `epoll_wait` from two looks: at the kernel and at the rings.
+
+use core::sync::atomic::Ordering;
+
+use libc::epoll_event;
+
+use crate::epoll::instance::Epoll;
+
+/// Events of the kernel and of the library in one call: the first part has `first` events, the
+/// second part the rest.
+#[derive(Clone, Copy)]
+pub(super) struct Parts {
+    pub(super) first: usize,
+    pub(super) total: usize,
+    /// A member may be among both.
+    pub(super) has_moved: bool,
+}
+
+impl Parts {
+    /// `moves` are from before the first part; `None` where that has no members.
+    pub(super) fn between(epoll: &Epoll, first: usize, total: usize, moves: Option<u32>) -> Parts {
+        Parts {
+            first: first.min(total),
+            total,
+            has_moved: moves.is_some_and(|before| before != epoll.moves()),
+        }
+    }
+}
+
+/// The result of a wait to which the kernel and the library have both contributed.
+pub(super) fn once_each(epoll: &Epoll, events: &mut [epoll_event], parts: Parts) -> i32 {
+    let found = match parts.has_moved {
+        true => without_second_of_moved(events, parts),
+        false => parts.total,
+    };
+    match epoll.listener.load(Ordering::Relaxed) {
+        0 => found as i32,
+        _ => epoll.without_second_listener(events, found) as i32,
+    }
+}
+
+/// Another thread has moved a member between the two looks, so both may have found it. It must be
+/// reported once, as the kernel does, because a program may free the object that its data names at
+/// the first event. Members with equal data also look equal to the program.
+#[cold]
+fn without_second_of_moved(events: &mut [epoll_event], parts: Parts) -> usize {
+    let (first, second) = events[..parts.total].split_at_mut(parts.first);
+    let mut left = 0;
+    for at in 0..second.len() {
+        let event = second[at];
+        match first.iter_mut().find(|one| { one.u64 } == { event.u64 }) {
+            Some(told) => told.events |= event.events,
+            None => {
+                second[left] = event;
+                left += 1;
+            }
+        }
+    }
+    parts.first + left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn member_that_moved_is_reported_once_with_the_events_of_both_looks() {
+        let event = |events, u64| epoll_event { events, u64 };
+        let told = |has_moved| {
+            let mut events = [
+                event(1, 7),
+                event(1, 8),
+                event(4, 9),
+                event(4, 8),
+                event(4, 9),
+            ];
+            let parts = Parts {
+                first: 2,
+                total: events.len(),
+                has_moved,
+            };
+            let count = match has_moved {
+                true => without_second_of_moved(&mut events, parts),
+                false => parts.total,
+            };
+            events.map(|one| (one.events, one.u64))[..count].to_vec()
+        };
+        // Members of one look are distinct, even if their data is equal.
+        assert_eq!(told(true), [(1, 7), (5, 8), (4, 9), (4, 9)]);
+        assert_eq!(told(false).len(), 5);
+    }
+}
