@@ -97,6 +97,15 @@ def deaf_server(port):
         signal.pause()
 
 
+def second_listener(first, second, mark):
+    """Listens at once, and again after SIGUSR1. Prints whether the file `mark` is there then."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    kept = [listener(int(first))]
+    signal.sigwait([signal.SIGUSR1])
+    kept.append(listener(int(second)))
+    print("marked", os.path.exists(mark), flush=True)
+
+
 def idle_reader(port, rounds, count):
     """Answers `rounds` messages, reads `count` bytes, and then reads nothing more."""
     conn, _ = listener(int(port)).accept()

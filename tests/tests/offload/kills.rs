@@ -101,6 +101,25 @@ fn kernel_takes_new_connections_of_a_stopped_engine_over_an_xdp_link() {
     kernel_takes_new_connections_of_a_stopped_engine(Link::Xdp);
 }
 
+/// `listen` returns when the engine listens, too, also when the adapter gets no processor for a
+/// while. A remote that connects at once would be refused otherwise.
+#[test]
+fn listen_waits_for_an_engine_that_is_late() {
+    let Some(mut stage) = Stage::set(&[]) else {
+        return;
+    };
+    let mark = stage.toehold.dir().join("resumed");
+    let path = mark.to_str().expect("text");
+    let server = stage.near_server(&["second_listener", "7931", "7932", path]);
+    stage.toehold.adapter().signal(libc::SIGSTOP);
+    server.signal(libc::SIGUSR1);
+    sleep(Duration::from_millis(400));
+    std::fs::write(&mark, "").expect("scratch");
+    stage.toehold.adapter().signal(libc::SIGCONT);
+    let said = ok(server);
+    assert!(said.contains("marked True"), "{said}");
+}
+
 /// Starts one second of load on a server on the kernel.
 fn start_wrk(mut wrk: Command, server: &str, dir: &Path) -> Running {
     wrk.args(["-t1", "-c10", "-d1s", &format!("http://{server}/1000")]);

@@ -11,13 +11,10 @@ use crate::connection::Connection;
 use crate::connection::orderings::{OFFLOAD_ACQUIRE, OFFLOAD_RELEASE};
 use crate::epoll::early;
 use crate::express::unread_watch;
+use crate::offload::questions::REPLY_NS;
 use crate::offload::{addresses, endings, liveness, questions, routing};
 use crate::process::{self, descriptors};
 use crate::system::{errno, sys};
-
-/// The time that each `listen` waits for the engine to listen as well. With a stopped adapter each
-/// `listen` takes this long.
-const REPLY_NS: u64 = 250_000_000;
 
 /// The program listens: the engine may listen, too. This waits for the engine, so that a remote can
 /// connect as soon as `listen` has returned.

@@ -11,9 +11,10 @@ use crate::process::family;
 use crate::system::sys;
 
 /// The time that a program's first `connect` or `listen` waits for the adapter's answer about its
-/// engine. The time is long, because the program's listeners are served only if the answer comes,
-/// and on a busy host the adapter may have to wait for a processor.
-const FIRST_REPLY_NS: u64 = 1_000_000_000;
+/// engine, and each `listen` for the engine to listen as well. With a stopped adapter these calls
+/// take this long. The time is long, because the program's listeners are served only if the answer
+/// comes, and on a busy host the adapter may have to wait for a processor.
+pub(super) const REPLY_NS: u64 = 1_000_000_000;
 /// The adapter's epoch in which the engine was asked for.
 static ASKED_EPOCH: AtomicU32 = AtomicU32::new(0);
 
@@ -29,7 +30,7 @@ pub(super) fn routing_page() -> Option<RoutingPage> {
         ASKED_EPOCH.store(adapter::epoch(), Ordering::Relaxed);
         routing::forget();
         let question = Message::new(Kind::Engine);
-        say_and_wait(adapter, &question, Kind::Engine, FIRST_REPLY_NS);
+        say_and_wait(adapter, &question, Kind::Engine, REPLY_NS);
     }
     routing::known_routing_page()
 }
