@@ -6,8 +6,8 @@ use std::process::Command;
 
 use crate::Case;
 use crate::role::{
-    Pair, ask_harness, drain, is_upgraded_where_expected, receive_all, sample, send_all,
-    send_until_refused, shown,
+    Pair, ask_harness, await_events, drain, is_upgraded_where_expected, receive_all, sample,
+    send_all, send_until_refused, shown,
 };
 use crate::sys::{self, Fd};
 
@@ -288,6 +288,8 @@ fn spawned_reader(pair: &Pair, goes_on: bool) {
         pair.role.tell(u32::try_from(sent).expect("few"));
         pair.step();
         if goes_on {
+            // The last acknowledgement may still be on its way.
+            await_events(pair.fd, libc::POLLOUT);
             pair.say("send", sys::send(pair.fd, b"more", 0));
         }
         sys::set_nonblocking(pair.fd, false);
