@@ -13,7 +13,7 @@ use crate::epoll::nested::ReportedInstances;
 use crate::epoll::sleeping::{OutOfMemory, Watch};
 use crate::epoll::two_looks::{Parts, once_each};
 use crate::express;
-use crate::process::pair_doorbells::{Cause, Claim, PairSleep, SLEEP_MAX_NS};
+use crate::process::pair_doorbells::{self, Cause, Claim, PairSleep, SLEEP_MAX_NS};
 use crate::system::deferral::Handlers;
 use crate::system::{cancellation, deferral, errno, sys};
 use crate::waiting::spin::{self, ENDLESS_NS};
@@ -533,6 +533,7 @@ fn sleep(
         Some(_) => epoll.begin_sleep_on_pairs(),
         None => (epoll.begin_sleep(), false),
     };
+    let doorbells = pair_doorbells::kept_if(doorbells, is_on_pairs);
     let watches = watch.begin_inside(epoll);
     // We have announced that we sleep; now look again. Pairs with the notifier's exchange in
     // `doorbell::mark` and with the fence in `show_to_sleepers`.
@@ -562,10 +563,9 @@ fn sleep(
             -1
         }
         (Ok(()), true) => {
-            let doorbells = doorbells.as_ref().filter(|_| is_on_pairs);
             let sleep = Sleep {
                 limit_ns,
-                doorbells,
+                doorbells: doorbells.as_ref(),
             };
             kernel(room, sleep)
         }

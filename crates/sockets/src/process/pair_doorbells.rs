@@ -200,6 +200,17 @@ pub(crate) fn claim(number: Option<u32>) -> Option<Claim> {
     Some(claim)
 }
 
+/// The claim, if it `is_used` by this sleep; otherwise the doorbells are free for other threads.
+#[inline]
+pub(crate) fn kept_if(claim: Option<Claim>, is_used: bool) -> Option<Claim> {
+    let claim = claim?;
+    if is_used {
+        return Some(claim);
+    }
+    claim.release();
+    None
+}
+
 /// The longest sleep on the doorbells of pairs. After that, the call sleeps on its carriers: should
 /// the program have closed or replaced a descriptor of the library's in a way that the library does
 /// not see, its news comes late and is not lost.

@@ -15,7 +15,7 @@ use crate::epoll::{first_wait, nested, news};
 use crate::memory::pieces::{PIECE_BYTES, Piece};
 use crate::offload::awaiting::{self, Answer};
 use crate::process::descriptors::{self, Kind};
-use crate::process::pair_doorbells::{Claim, PairSleep, SLEEP_MAX_NS};
+use crate::process::pair_doorbells::{self, Claim, PairSleep, SLEEP_MAX_NS};
 use crate::waiting::arming::Armed;
 use crate::waiting::ready::POLLRDNORM;
 use crate::waiting::spin::{self, ENDLESS_NS};
@@ -531,7 +531,8 @@ fn sleep(
     };
     let mut rings_pair = false;
     let watches = arm_all(fds, copy, &mut watch, takes, &mut rings_pair);
-    let doorbells = claim.as_ref().filter(|_| rings_pair);
+    let claim = pair_doorbells::kept_if(claim, rings_pair);
+    let doorbells = claim.as_ref();
     let early = look_at_all(fds);
     let is_express = express::is_on();
     let mut left = match is_express {

@@ -14,7 +14,7 @@ use crate::connection::{Connection, HINT_LOOK};
 use crate::direction::{doorbells, takeover};
 use crate::express::{self, turns, unseen_waits};
 use crate::lock;
-use crate::process::pair_doorbells::{Claim, PairSleep, SLEEP_MAX_NS};
+use crate::process::pair_doorbells::{self, Claim, PairSleep, SLEEP_MAX_NS};
 use crate::system::deferral::Handlers;
 use crate::system::{cancellation, deferral, errno, real, sys};
 use crate::transfer::spinning::{self, Looked};
@@ -168,7 +168,7 @@ pub(super) fn wait_for_bytes(
     let (slept, is_rung) = sleep_armed(
         connection,
         end,
-        (handlers, claim.as_ref()),
+        (handlers, claim),
         news,
         |doorbells| match (steps, doorbells) {
             (Some(events), _) => sleep_a_step(connection, events, left_ns, handlers),
@@ -228,7 +228,7 @@ enum Slept {
 fn sleep_armed(
     connection: &Connection,
     end: &End<'_>,
-    (handlers, claim): (Handlers, Option<&Claim>),
+    (handlers, claim): (Handlers, Option<Claim>),
     news: impl Fn() -> bool,
     sleep: impl FnOnce(Option<&Claim>) -> isize,
 ) -> (Slept, bool) {
@@ -238,10 +238,8 @@ fn sleep_armed(
         Some(_) => Doorbell::Pair,
         None => Doorbell::Carrier,
     };
-    let doorbells = match arming::arm_for(connection, end, takes) {
-        Doorbell::Pair => claim,
-        Doorbell::Carrier => None,
-    };
+    let doorbell = arming::arm_for(connection, end, takes);
+    let claim = pair_doorbells::kept_if(claim, doorbell == Doorbell::Pair);
     local.attachment.sleepers.begin_reading();
     let is_there = news() && (!only_closed_news(end) || turns::is_over(connection, end));
     let slept = if is_there {
@@ -252,11 +250,11 @@ fn sleep_armed(
         let undo = || {
             local.attachment.sleepers.end_reading();
             arming::disarm(connection, end);
-            claim.inspect(|claim| claim.release());
+            claim.as_ref().inspect(|claim| claim.release());
             // The caller's guard.
             local.attachment.leave_for_ended();
         };
-        match cancellation::sleeping(undo, || sleep(doorbells)) {
+        match cancellation::sleeping(undo, || sleep(claim.as_ref())) {
             0 => Slept::Ended,
             count @ 1.. => Slept::Bytes(count as usize),
             LOOKS_AGAIN => Slept::LooksAgain,
@@ -265,7 +263,7 @@ fn sleep_armed(
     };
     local.attachment.sleepers.end_reading();
     let is_rung = arming::disarm(connection, end);
-    claim.inspect(|claim| claim.release());
+    claim.as_ref().inspect(|claim| claim.release());
     local.spin.slept(sys::now_ns() - start);
     (slept, is_rung)
 }
@@ -326,7 +324,7 @@ fn sleep_a_step(connection: &Connection, events: i16, left_ns: u64, handlers: Ha
     };
     let fd = connection.number();
     match errno::keep(|| sleep::sleep_until(fd, events, limit_ns)) {
-        Ok(Some(seen)) => isize::from(seen == libc::POLLIN),
+        Ok(Some(seen)) => came_or_ended(seen),
         Ok(None) => LOOKS_AGAIN,
         Err(libc::EINTR) if !handlers.end_a_transfer() => LOOKS_AGAIN,
         Err(error) => {
@@ -380,12 +378,8 @@ fn sleep_on_pair(
             errno::set(error);
             -1
         }
-        Ok(_) => match carrier.revents {
-            0 => LOOKS_AGAIN,
-            libc::POLLIN => 1,
-            // An end, and doorbells before it: the next look takes them, too.
-            _ => 0,
-        },
+        Ok(_) if carrier.revents == 0 => LOOKS_AGAIN,
+        Ok(_) => came_or_ended(carrier.revents),
     }
 }
 
@@ -395,13 +389,20 @@ fn sleep(connection: &Connection, left_ns: u64, handlers: Handlers) -> isize {
     let entry = connection.entry;
     if left_ns != 0 {
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
-        return sleep::sleep_for_news(connection.number(), left_ns);
+        let events = libc::POLLIN | libc::POLLRDHUP;
+        let seen = sleep::sleep_until(connection.number(), events, left_ns);
+        return match seen.and_then(|seen| seen.ok_or(libc::EAGAIN)) {
+            Ok(seen) => came_or_ended(seen),
+            Err(error) => {
+                errno::set(error);
+                -1
+            }
+        };
     }
     if let Some(limit_ns) = express::look_limit_ns() {
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
         return match sleep_until_look(connection, limit_ns, handlers) {
-            // An end, and doorbells before it: the next look takes them, too.
-            Some(Ok(seen)) => isize::from(seen == libc::POLLIN),
+            Some(Ok(seen)) => came_or_ended(seen),
             Some(Err(error)) => {
                 errno::set(error);
                 -1
@@ -423,6 +424,12 @@ fn sleep(connection: &Connection, left_ns: u64, handlers: Handlers) -> isize {
     };
     entry.wakeups.fetch_add(1, Ordering::Relaxed);
     result
+}
+
+/// The result of a sleep that these events of the carrier have ended: 1 for bytes, 0 for an end. If
+/// there are doorbells before the end, the next look takes them, too.
+fn came_or_ended(events: i16) -> isize {
+    isize::from(events == libc::POLLIN)
 }
 
 /// Sleeps until there is something on the carrier, or until a turn must be looked at (`None`). A
