@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 
-use libc::{epoll_event, pollfd, sigset_t, timespec};
+use libc::{epoll_event, sigset_t, timespec};
 use toehold_channel::table::{Reason, WaitMode};
 use toehold_freestanding::guarded;
 
@@ -20,6 +20,7 @@ use crate::process::descriptors::{self, Kind};
 use crate::process::pair_doorbells::Claim;
 use crate::process::{self, kept_bytes};
 use crate::system::{cancellation, errno, faults, real, sys};
+use crate::waiting::sleep;
 
 /// The program's event, if it can be read.
 ///
@@ -166,21 +167,14 @@ unsafe fn sleep_on_doorbells(
     limit: Option<u64>,
     mask: *const sigset_t,
 ) -> c_int {
-    let watched = |fd| pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    let mut both = [watched(epfd), watched(doorbells.descriptor())];
+    let mut both = [sleep::place(epfd, libc::POLLIN), doorbells.place()];
     let time = limit.map(sys::timespec);
     let time = time.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
     // SAFETY: two elements, and a time that is null or alive; the mask is the caller's promise.
     let result = unsafe { real::ppoll(both.as_mut_ptr(), 2, time, mask) };
     if result > 0 {
-        match both[1].revents {
-            0 => doorbells.note_instance(),
-            libc::POLLIN => doorbells.take(),
-            _ => doorbells.lose(),
+        if !doorbells.take_from(both[1]) && both[1].revents == 0 {
+            doorbells.note_instance();
         }
         return c_int::from(both[0].revents != 0);
     }

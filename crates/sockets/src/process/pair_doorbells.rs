@@ -17,10 +17,12 @@
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
+use toehold_channel::doorbell::Doorbell;
 use toehold_freestanding::fd::{BorrowedFd, OwnedFd};
 
 use crate::process::{self, descriptors};
 use crate::system::sys;
+use crate::waiting::sleep;
 
 /// The instance's descriptor, or one of the values below.
 static INSTANCE: AtomicI32 = AtomicI32::new(NOT_YET);
@@ -200,6 +202,15 @@ pub(crate) fn claim(number: Option<u32>) -> Option<Claim> {
     Some(claim)
 }
 
+/// The doorbells that a sleeper with this claim takes.
+#[inline]
+pub(crate) fn taken_with(claim: Option<&Claim>) -> Doorbell {
+    match claim {
+        Some(_) => Doorbell::Pair,
+        None => Doorbell::Carrier,
+    }
+}
+
 /// The claim, if it `is_used` by this sleep; otherwise the doorbells are free for other threads.
 #[inline]
 pub(crate) fn kept_if(claim: Option<Claim>, is_used: bool) -> Option<Claim> {
@@ -245,11 +256,7 @@ impl PairSleep {
 impl Claim {
     /// A place of `poll` that reports doorbells.
     pub(crate) fn place(&self) -> libc::pollfd {
-        libc::pollfd {
-            fd: self.instance,
-            events: libc::POLLIN,
-            revents: 0,
-        }
+        sleep::place(self.instance, libc::POLLIN)
     }
 
     /// Takes the doorbells that `poll` has reported in `place`. True when there were any.
@@ -264,11 +271,6 @@ impl Claim {
         false
     }
 
-    /// The descriptor that is readable once a doorbell has rung.
-    pub(crate) fn descriptor(&self) -> i32 {
-        self.instance
-    }
-
     /// The cause that has ended the sleep.
     pub(crate) fn cause(&self) -> Cause {
         self.cause.get()
@@ -280,7 +282,7 @@ impl Claim {
     }
 
     /// Takes the events that have ended the sleep. The thread looks at its members afterwards.
-    pub(crate) fn take(&self) {
+    fn take(&self) {
         const BATCH: usize = 16;
         /// More than all peers that may ring.
         const BATCHES_MAX: usize = 4096 / BATCH;
@@ -295,7 +297,7 @@ impl Claim {
 
     /// The program has closed or replaced the instance, past the library.
     #[cold]
-    pub(crate) fn lose(&self) {
+    fn lose(&self) {
         give_up(self.instance);
     }
 
@@ -397,7 +399,7 @@ pub(crate) mod tests {
     }
 
     fn pollable(claim: &Claim) -> bool {
-        sys::poll_now(claim.descriptor(), libc::POLLIN) != 0
+        sys::poll_now(claim.instance, libc::POLLIN) != 0
     }
 
     #[test]

@@ -525,10 +525,7 @@ fn sleep(
     kernel: &mut impl FnMut(&mut [pollfd], Option<u64>) -> i32,
 ) -> (i32, PairSleep) {
     let mut watch = Watch::new();
-    let takes = match claim {
-        Some(_) => Doorbell::Pair,
-        None => Doorbell::Carrier,
-    };
+    let takes = pair_doorbells::taken_with(claim.as_ref());
     let mut rings_pair = false;
     let watches = arm_all(fds, copy, &mut watch, takes, &mut rings_pair);
     let claim = pair_doorbells::kept_if(claim, rings_pair);

@@ -234,10 +234,7 @@ fn sleep_armed(
 ) -> (Slept, bool) {
     let local = connection.local;
     let start = sys::now_ns();
-    let takes = match claim {
-        Some(_) => Doorbell::Pair,
-        None => Doorbell::Carrier,
-    };
+    let takes = pair_doorbells::taken_with(claim.as_ref());
     let doorbell = arming::arm_for(connection, end, takes);
     let claim = pair_doorbells::kept_if(claim, doorbell == Doorbell::Pair);
     local.attachment.sleepers.begin_reading();
