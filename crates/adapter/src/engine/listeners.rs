@@ -16,7 +16,7 @@ use super::clients::Clients;
 use super::settings::{ByDestination, Share};
 use super::tcp_config;
 use super::tokens::Tokens;
-use crate::registry::ClientId;
+use crate::registry::{ClientId, TableId};
 
 /// A request to listen.
 #[derive(Clone, Copy, Debug)]
@@ -45,14 +45,37 @@ pub(super) struct Target {
 #[derive(Debug)]
 struct Known {
     wanted: Listening,
-    /// The last other program that listens at this address, too (`SO_REUSEPORT`): it takes the
-    /// place of the first when that is gone.
-    heir: Option<Listening>,
+    /// Other programs that listen at this address, too (`SO_REUSEPORT`), the latest last. They have
+    /// the rights of the first, and the latest that lives takes the place of the first when that is
+    /// gone. At most [`HEIRS_MAX`]; `clients` counts a listener for each of them.
+    heirs: Vec<Listening>,
     /// By the engine's address.
     listeners: BTreeMap<IpAddr, ListenerId>,
 }
 
 impl Known {
+    /// Another program listens at the address.
+    fn add_heir(&mut self, heir: Listening, (tokens, clients): (&Tokens, &Clients)) {
+        self.forget_heirs_but(clients, |other| {
+            other.holder.client != heir.holder.client && tokens.has(other.holder.client)
+        });
+        if self.heirs.len() == HEIRS_MAX {
+            clients.stops_listening(self.heirs.remove(0).holder.client);
+        }
+        clients.listens(heir.holder.client);
+        self.heirs.push(heir);
+    }
+
+    fn forget_heirs_but(&mut self, clients: &Clients, stays: impl Fn(&Listening) -> bool) {
+        self.heirs.retain(|heir| {
+            let stays = stays(heir);
+            if !stays {
+                clients.stops_listening(heir.holder.client);
+            }
+            stays
+        });
+    }
+
     /// If the program is gone and another one listens at the address, the listener is that
     /// program's from now on. True when it has changed hands.
     fn pass_to_heir(
@@ -60,19 +83,20 @@ impl Known {
         (tokens, clients): (&Tokens, &Clients),
         of_each: &mut BTreeMap<ClientId, usize>,
     ) -> bool {
+        self.forget_heirs_but(clients, |heir| tokens.has(heir.holder.client));
         let before = self.wanted.holder.client;
-        if self.heir.is_none() || tokens.has(before) {
+        if tokens.has(before) {
             return false;
         }
-        let heir = self.heir.take().filter(|heir| {
-            let client = heir.holder.client;
-            let has_room = of_each
-                .get(&client)
-                .is_none_or(|&of_this| of_this < LISTENERS_OF_ONE_MAX);
-            tokens.has(client) && has_room
-        });
-        let Some(heir) = heir else { return false };
-        clients.listens(heir.holder.client);
+        let has_room = |heir: &Listening| {
+            let of_this = of_each.get(&heir.holder.client);
+            of_this.is_none_or(|&of_this| of_this < LISTENERS_OF_ONE_MAX)
+        };
+        let Some(place) = self.heirs.iter().rposition(has_room) else {
+            return false;
+        };
+        // `clients` counts it already.
+        let heir = self.heirs.remove(place);
         *of_each.entry(heir.holder.client).or_default() += 1;
         clients.stops_listening(before);
         count_off(of_each, before);
@@ -174,7 +198,7 @@ impl Listeners {
             let before = known.listeners.len();
             let is_its = known.wanted.holder.client == wanted.holder.client;
             let has_followed = !is_its && {
-                known.heir = Some(wanted);
+                known.add_heir(wanted, (&self.tokens, &self.clients));
                 known.pass_to_heir((&self.tokens, &self.clients), &mut self.of_each)
             };
             if is_its || has_followed {
@@ -196,7 +220,7 @@ impl Listeners {
         self.of_each.insert(client, of_this + 1);
         let mut known = Known {
             wanted,
-            heir: None,
+            heirs: Vec::new(),
             listeners: BTreeMap::new(),
         };
         self.clients.listens(client);
@@ -242,12 +266,31 @@ impl Listeners {
                 let client = known.wanted.holder.client;
                 clients.stops_listening(client);
                 count_off(of_each, client);
+                known.forget_heirs_but(clients, |_| false);
             } else {
                 has_passed |= known.pass_to_heir((tokens, clients), of_each);
             }
             lives
         });
         has_passed
+    }
+
+    /// Whether a program of that family listens at one of the engine's ends. Its connections may be
+    /// those of another member of a group (`SO_REUSEPORT`), as far as the engine knows.
+    pub(super) fn is_of_family(&self, ours: &Own, end: SocketAddr, family: TableId) -> bool {
+        let alias = ours.iter().find(|own| own.0 == end.ip());
+        let all = [
+            alias.map(|own| own.1),
+            Some(Ipv4Addr::UNSPECIFIED.into()),
+            Some(Ipv6Addr::UNSPECIFIED.into()),
+        ];
+        let all = all.into_iter().flatten();
+        let mut known = all.filter_map(|ip| self.by_address.get(&(ip, end.port()).into()));
+        known.any(|known| {
+            let mut members = known.heirs.iter().chain([&known.wanted]);
+            known.listeners.contains_key(&end.ip())
+                && members.any(|member| member.holder.family == family)
+        })
     }
 
     /// Where the engine listens.
@@ -312,13 +355,14 @@ fn takes_part(wanted: &Listening, ours: &Own) -> bool {
 pub(super) const LISTENERS_OF_ONE_MAX: usize = 1024;
 /// Listeners of all programs: a bound on memory, a few hundred bytes each.
 pub(super) const LISTENERS_MAX: usize = 16 * LISTENERS_OF_ONE_MAX;
+/// The most other programs that are remembered for one listener.
+const HEIRS_MAX: usize = 16;
 /// Connections that may wait for one program; listen(2) bounds its own by `net.core.somaxconn`.
 const BACKLOG_MAX: usize = 4096;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::TableId;
     use toehold_tcp::{Config, InterfaceAddress, Medium, Random};
 
     const V4: &str = "10.84.0.2";
@@ -452,8 +496,10 @@ mod tests {
         tokens.take_back(ClientId(1));
         assert!(listeners.retain_living(&mut self::engine(), |_| true));
         assert_eq!(holder(&listeners), 3);
-        // Its predecessor may have ended before it listens.
-        tokens.take_back(ClientId(3));
+        // Its predecessors may have ended before it listens.
+        for client in [2, 3] {
+            tokens.take_back(ClientId(client));
+        }
         assert!(!listeners.retain_living(&mut self::engine(), |_| true));
         add(&mut listeners, 4);
         assert_eq!(holder(&listeners), 4);
@@ -461,6 +507,54 @@ mod tests {
         tokens.take_back(ClientId(4));
         listeners.retain_living(&mut self::engine(), |_| false);
         assert!(listeners.of_each.is_empty() && listeners.is_empty());
+    }
+
+    /// Of a group the last one to listen need not be the last one to live.
+    #[test]
+    fn each_member_of_a_group_may_be_the_heir() {
+        let (clients, tokens) = (Arc::new(Clients::new(1)), Arc::new(Tokens::default()));
+        let mut engine = engine();
+        let mut listeners = Listeners::new(clients.clone(), tokens.clone());
+        let member = |client| {
+            let mut wanted = wanted("0.0.0.0:80", false);
+            wanted.holder = Holder {
+                client: ClientId(client),
+                family: TableId(client),
+            };
+            wanted
+        };
+        for client in [1, 2, 3, 2, 3] {
+            let wanted = member(client);
+            tokens.give(wanted.holder).expect("random numbers");
+            listeners.add(&mut engine, &own(), wanted, &ByDestination::default());
+        }
+        let ours = own();
+        let end = SocketAddr::new(ip(V4), 80);
+        let has =
+            |listeners: &Listeners, family| listeners.is_of_family(&ours, end, TableId(family));
+        assert!((1..=3).all(|family| has(&listeners, family)) && !has(&listeners, 4));
+        let other = SocketAddr::new(ip(V6), 80);
+        assert!(!listeners.is_of_family(&ours, other, TableId(1)));
+        for (gone, heir) in [(3, 1), (1, 2)] {
+            tokens.take_back(ClientId(gone));
+            let has_passed = listeners.retain_living(&mut engine, |_| true);
+            assert_eq!(has_passed, heir == 2);
+            let holder = listeners.by_address.values().next().expect("one");
+            assert_eq!(holder.wanted.holder.client, ClientId(heir));
+            assert!(!has(&listeners, gone));
+        }
+        assert!(clients.unchanging().is_one(), "only the heir listens");
+        // However many there are, few are remembered.
+        for client in 10..=10 + 2 * HEIRS_MAX as u64 {
+            let wanted = member(client);
+            tokens.give(wanted.holder).expect("random numbers");
+            listeners.add(&mut engine, &own(), wanted, &ByDestination::default());
+        }
+        let heirs = &listeners.by_address.values().next().expect("one").heirs;
+        assert_eq!(heirs.len(), HEIRS_MAX);
+        listeners.retain_living(&mut engine, |_| false);
+        assert!(clients.admit(ClientId(5), 1));
+        assert!(clients.unchanging().is_one(), "nobody listens");
     }
 
     /// A program may send the same request again and again. Only a change is worth a look at all

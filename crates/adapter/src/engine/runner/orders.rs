@@ -7,7 +7,7 @@ use toehold_tcp::{EcnMode, InterfaceAddress, MacAddress};
 
 use super::Runner;
 use crate::engine::arrivals::Arrivals;
-use crate::engine::flow::Flow;
+use crate::engine::flow::{Flow, Opener};
 use crate::engine::listeners::{LISTENERS_MAX, LISTENERS_OF_ONE_MAX};
 use crate::engine::loopback_aliases::shown;
 use crate::engine::report::{
@@ -86,11 +86,18 @@ impl Runner {
     }
 
     /// A program's liveness settings apply to its own connections only. If the connection is not
-    /// here, another thread has it.
+    /// here, another thread has it. A remote's connection may be that of any program in the group
+    /// (`SO_REUSEPORT`) that listens at its end, because the kernel has selected the program.
     fn set_liveness(&mut self, change: &LivenessChange) {
         let id = self.engine.connection_between(change.local, change.remote);
         let flow = id.and_then(|id| self.flows.get(id.index())?.as_ref());
-        let Some(flow) = flow.filter(|flow| flow.holder.family == change.family) else {
+        let is_its = |flow: &&Flow| {
+            let (end, family) = (change.local, change.family);
+            flow.holder.family == family
+                || flow.opener == Opener::Remote
+                    && self.listeners.is_of_family(&self.own, end, family)
+        };
+        let Some(flow) = flow.filter(is_its) else {
             return;
         };
         let (id, now) = (flow.id, self.now());
