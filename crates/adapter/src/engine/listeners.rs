@@ -135,6 +135,7 @@ impl Known {
             let id = match self.listeners.entry(ip) {
                 Entry::Occupied(listener) => {
                     engine.set_listener_options(*listener.get(), options);
+                    engine.set_backlog(*listener.get(), backlog);
                     *listener.get()
                 }
                 Entry::Vacant(place) => {
@@ -202,8 +203,9 @@ impl Listeners {
                 known.pass_to_heir((&self.tokens, &self.clients), &mut self.of_each)
             };
             if is_its || has_followed {
-                // The program has set the option since.
+                // The program has set the option since, or has called `listen` again.
                 known.wanted.fast_open_pending_max = wanted.fast_open_pending_max;
+                known.wanted.backlog = wanted.backlog;
                 known.follow(&mut self.by_id, engine, ours, &self.shares, connections);
             }
             return known.listeners.len() != before;
@@ -555,6 +557,23 @@ mod tests {
         listeners.retain_living(&mut engine, |_| false);
         assert!(clients.admit(ClientId(5), 1));
         assert!(clients.unchanging().is_one(), "nobody listens");
+    }
+
+    #[test]
+    fn listen_again_changes_the_backlog() {
+        let (mut engine, mut listeners) = (
+            engine(),
+            Listeners::new(Arc::new(Clients::new(1)), Arc::default()),
+        );
+        for backlog in [5, 50] {
+            let wanted = Listening {
+                backlog,
+                ..wanted("0.0.0.0:80", false)
+            };
+            listeners.add(&mut engine, &own(), wanted, &ByDestination::default());
+            let id = listeners.by_id.keys().next().expect("one");
+            assert_eq!(engine.backlog(*id), Some(backlog));
+        }
     }
 
     /// A program may send the same request again and again. Only a change is worth a look at all

@@ -30,7 +30,8 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
     let mut message = Message::new(Kind::Listen);
     (message.local, message.local_port) = (local.ip, local.port);
     message.pid = process::pid();
-    message.slot = backlog.max(0) as u32;
+    // A negative backlog is the kernel's largest (`__sys_listen` compares without a sign).
+    message.slot = backlog.cast_unsigned();
     message.side = u32::from(option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == 1);
     message.pair = u64::from(option(libc::IPPROTO_TCP, libc::TCP_FASTOPEN).max(0) as u32);
     let _held = adapter::lock();

@@ -49,6 +49,17 @@ impl Engine {
         self.listeners.set_options(listener, options);
     }
 
+    /// Changes the most connections that may wait to be accepted, as a further listen(2) does.
+    pub fn set_backlog(&mut self, listener: ListenerId, backlog: usize) {
+        self.listeners.set_backlog(listener, backlog);
+    }
+
+    /// The most connections that may wait to be accepted; `None` when there is no such listener.
+    #[must_use]
+    pub fn backlog(&self, listener: ListenerId) -> Option<usize> {
+        self.listeners.backlog(listener)
+    }
+
     /// Lets connections that come in through `listener` be opened by Fast Open (RFC 7413), with the
     /// payload of their SYN. At most `pending_max` of them may be in the handshake at a time. Zero,
     /// the default: payload of SYNs is not taken.

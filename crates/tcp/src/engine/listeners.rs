@@ -83,6 +83,18 @@ impl Listeners {
         }
     }
 
+    /// Changes how many connections may wait to be accepted. Those that wait already stay.
+    pub(crate) fn set_backlog(&mut self, id: ListenerId, backlog: usize) {
+        if let Some(listener) = self.by_id.get_mut(&id.0) {
+            listener.backlog = backlog.max(1);
+        }
+    }
+
+    /// The most connections that may wait to be accepted.
+    pub(crate) fn backlog(&self, id: ListenerId) -> Option<usize> {
+        Some(self.by_id.get(&id.0)?.backlog)
+    }
+
     /// Changes how many half-open connections Fast Open may give to the host.
     pub(crate) fn set_fast_open(&mut self, id: ListenerId, pending_max: usize) {
         if let Some(listener) = self.by_id.get_mut(&id.0) {

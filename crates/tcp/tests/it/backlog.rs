@@ -43,6 +43,28 @@ fn handshakes_wait_while_the_backlog_is_full() {
     assert_eq!(stage.engine.counters().resets_sent, 0);
 }
 
+/// A listener that was asked again keeps those that wait, and takes as many as were asked for last.
+#[test]
+fn another_backlog_counts_from_now_on() {
+    let mut stage = Stage::new(|config, _| config.timestamps = false);
+    let mut hosts = 10..;
+    let mut syn = |stage: &mut Stage| {
+        let remote = [10, 0, 0, hosts.next().expect("a few")];
+        stage.raw(&stage.packet("S 0:0(0) win 65535 <mss 1000>", remote));
+        remote
+    };
+    for (backlog, more) in [(3, 3), (5, 2), (4, 0), (0, 0), (6, 1)] {
+        stage.engine.set_backlog(stage.listener, backlog);
+        for _ in 0..more {
+            let remote = syn(&mut stage);
+            stage.expect("S. 0:0(0) ack 1");
+            stage.raw(&stage.packet(". 1:1(0) ack 1", remote));
+        }
+        syn(&mut stage);
+        stage.expect_nothing();
+    }
+}
+
 /// A reset ends a connection that waits for room.
 #[test]
 fn who_waits_may_leave() {
