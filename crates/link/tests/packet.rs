@@ -124,6 +124,17 @@ fn frames_in_several_parts_and_larger_than_a_slot_are_read_into_several() {
         // The next frame is in one slot again.
         await_frame(&to);
         assert_eq!(to.peek().expect("it is there").bytes, frame(4, 100));
+        to.release();
+        // A frame that is longer than all parts together is not taken for a shorter one.
+        assert_eq!(to.take_lost(), 0);
+        assert!(send(&from, &frame(5, 9_014)) && send(&from, &frame(6, 100)));
+        await_frame(&to);
+        let parts = [(got.as_mut_ptr(), 9_013)];
+        // SAFETY: the part is ours.
+        assert_eq!(unsafe { to.receive_raw(&parts) }, None);
+        assert_eq!(to.take_lost(), 1);
+        await_frame(&to);
+        assert_eq!(to.peek().expect("it is there").bytes, frame(6, 100));
     });
 }
 

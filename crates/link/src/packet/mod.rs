@@ -112,7 +112,8 @@ pub struct PacketSocket {
     sender: Option<OwnedFd>,
     interface: u32,
     mac: [u8; 6],
-    /// Frames since the last report whose beginning was in a slot, and whose rest was lost.
+    /// Frames since the last report whose beginning was in a slot, and whose rest was lost or had
+    /// no place.
     cut: u64,
 }
 
@@ -214,8 +215,9 @@ impl PacketSocket {
 
     /// Takes the oldest frame, which is not complete in its slot (see [`PacketSocket::peek`]), into
     /// several pieces one after the other (at most [`PARTS_MAX`]), and gives its slot back. Another
-    /// process may be reading this memory. Returns the frame's length, or `None` when the kernel
-    /// has lost the frame.
+    /// process may be reading this memory. Returns the frame's length, or `None` when the frame is
+    /// lost: the kernel has lost it, or it is longer than all pieces together (a segment of BIG
+    /// TCP).
     ///
     /// # Panics
     /// When there are more parts, or no frame waits.
@@ -223,9 +225,11 @@ impl PacketSocket {
     /// # Safety
     /// Each part names writable memory of its length that no reference covers.
     pub unsafe fn receive_raw(&mut self, parts: &[(*mut u8, usize)]) -> Option<usize> {
+        let announced = self.queue.ring.peek().map(|arrival| arrival.length);
         self.queue.ring.release();
         // SAFETY: the caller's promise.
         let length = unsafe { self.queue.read(parts) };
+        let length = length.filter(|_| length == announced);
         self.cut += u64::from(length.is_none());
         length
     }
@@ -285,8 +289,9 @@ impl PacketSocket {
         self.interface
     }
 
-    /// Frames lost since the last call, because a ring was full or the kernel had no memory for a
-    /// frame that is larger than a slot.
+    /// Frames lost since the last call, because a ring was full, the kernel had no memory for a
+    /// frame that is larger than a slot, or the frame was larger than the memory that it was read
+    /// into.
     #[must_use]
     pub fn take_lost(&mut self) -> u64 {
         let lost = self.queues().map(|queue| {
