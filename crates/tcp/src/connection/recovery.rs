@@ -480,12 +480,15 @@ impl Connection {
     }
 
     /// RFC 3522 (Eifel): an acknowledgement that echoes a time before the first retransmission
-    /// answers the original. RFC 4015 section 3.2: restore the former values.
+    /// answers the original. RFC 4015 section 3.2: restore the former values. An echo of zero is no
+    /// echo (Linux, tcp_tsopt_ecr_before): a host or a middlebox that always writes zero would make
+    /// us undo the answer to each loss.
     pub(super) fn undo_if_spurious(&mut self, cx: &mut Context<'_>, echo: u32) {
         let Some(first) = self.recovery.first_retransmission else {
             return;
         };
-        if (echo.wrapping_sub(first) as i32) < 0
+        if echo != 0
+            && (echo.wrapping_sub(first) as i32) < 0
             && let Some(prior) = self.recovery.prior.take()
         {
             self.undo_recovery(cx, &prior);

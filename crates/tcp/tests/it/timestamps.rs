@@ -121,3 +121,30 @@ fn an_echo_without_an_acknowledgement_measures_nothing() {
     assert_eq!(after.round_trip, before);
     assert_eq!((after.acknowledged, after.received), (0, 0));
 }
+
+/// A remote that always echoes zero tells nothing, whatever our clock says.
+#[test]
+fn echo_of_zero_undoes_no_answer_to_a_loss() {
+    for port in 4_000..4_008 {
+        let mut stage = Stage::new(|config, options| {
+            config.window_scaling = false;
+            config.tail_probes = false;
+            options.nodelay = true;
+        });
+        stage.come_from(port);
+        stage.remote("S 0:0(0) win 65535 <mss 1012,sackOK,TS>");
+        stage.expect("S. 0:0(0) ack 1 <TS>");
+        stage.wait(Duration::from_millis(20));
+        stage.remote(". 1:1(0) ack 1 win 60000 <TS>");
+        let id = stage.engine.accept(stage.listener).unwrap();
+        stage.engine.publish(id, 3_000).unwrap();
+        stage.forget_sent();
+        stage.wait(Duration::from_secs(2));
+        assert!(stage.engine.counters().timeouts > 0);
+        stage.forget_sent();
+        let clock = stage.remote_clock;
+        stage.remote(&format!(". 1:1(0) ack 1001 win 60000 <TS {clock}:0>"));
+        assert_eq!(stage.engine.counters().recoveries_undone, 0, "port {port}");
+        assert_eq!(stage.engine.info(id).unwrap().acknowledged, 1_000);
+    }
+}
