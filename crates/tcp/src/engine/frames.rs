@@ -283,13 +283,17 @@ impl Engine {
                 let old = &mut self.slots[slot as usize];
                 let key = old.key;
                 let old_end = old.snd_nxt.wire(old.snd_first);
-                // Without a listener the old connection stays, and the SYN meets silence.
-                let listener = self.listeners.find(key.local, key.local_port);
-                if listener.is_some_and(|(_, listener)| !listener.is_full()) {
-                    self.counters.time_wait_reused += 1;
-                    old.close(crate::state::CloseReason::Finished);
-                    self.settle(slot);
-                    self.open_passively(now, arrival, &key, Some(old_end), memory);
+                match self.listeners.find(key.local, key.local_port) {
+                    Some((_, listener)) if !listener.is_full() => {
+                        self.counters.time_wait_reused += 1;
+                        old.close(crate::state::CloseReason::Finished);
+                        self.settle(slot);
+                        self.open_passively(now, arrival, &key, Some(old_end), memory);
+                    }
+                    Some(_) => self.counters.backlog_overflows += 1,
+                    // As at every closed port. (Linux acknowledges; the remote answers with a
+                    // reset, and repeats its SYN.) The old connection stays.
+                    None => self.refuse(now, packet, segment, reply_to),
                 }
             }
         }

@@ -598,6 +598,22 @@ fn time_wait_gives_way_to_a_newer_syn() {
     assert_eq!(stage.engine.counters().time_wait_reused, 1);
 }
 
+/// A server that is gone refuses a remote that comes back from the same port.
+#[test]
+fn newer_syn_in_time_wait_is_refused_where_nobody_listens() {
+    let mut stage = plain();
+    let id = stage.accepted("", 10_000);
+    stage.engine.finish(stage.now, id).unwrap();
+    stage.expect("F. 1:1(0) ack 1");
+    stage.remote("F. 1:1(0) ack 2");
+    stage.expect(". 2:2(0) ack 2");
+    stage.engine.unlisten(stage.listener);
+    stage.remote("S 100:100(0) win 65535 <mss 1000>");
+    stage.expect_refusal(101);
+    stage.expect_nothing();
+    assert_eq!(stage.engine.info(id).unwrap().state, State::TimeWait);
+}
+
 /// RFC 1337 section 3: a reset does not end TIME-WAIT.
 #[test]
 fn time_wait_survives_a_reset() {
