@@ -1,6 +1,7 @@
 //! The kinds of link behind one interface.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use toehold_link::{PacketSocket, Tap, VnetHeader, XdpMode, XdpSocket};
 
@@ -51,12 +52,13 @@ impl Device {
         }
     }
 
-    /// Sends frames that were only queued so far.
+    /// Sends frames that were only queued so far. False when the link has to be asked again to
+    /// take some of them ([`Unsent`]).
     #[inline]
-    pub(super) fn flush(&mut self) {
-        if let Device::Xdp(socket) = self {
-            // Frames that the interface does not take now are sent with the next ones.
-            socket.flush();
+    pub(super) fn flush(&mut self) -> bool {
+        match self {
+            Device::Xdp(socket) => socket.flush(),
+            _ => true,
         }
     }
 
@@ -78,6 +80,47 @@ impl Device {
             (XdpMode::Native, false) => "in the driver, copied once",
             (XdpMode::Generic, _) => "after the driver, copied once",
         })
+    }
+}
+
+/// When the link is asked again to take frames that it did not take. There may be no other frames
+/// that would take them along, and no other event: without another call they would wait for the
+/// retransmission timeout.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Unsent {
+    due: Option<Instant>,
+    pause: Duration,
+}
+
+impl Unsent {
+    /// The pause before the link is asked again, and the longest one: it doubles while the link
+    /// takes nothing, for example because its interface is down.
+    const PAUSE_FIRST: Duration = Duration::from_millis(1);
+    const PAUSE_LAST: Duration = Duration::from_millis(256);
+
+    /// Notes whether the link has taken all frames.
+    #[inline]
+    pub(super) fn note(&mut self, is_all_sent: bool, now: impl FnOnce() -> Instant) {
+        if is_all_sent {
+            self.due = None;
+        } else {
+            self.postpone(now());
+        }
+    }
+
+    #[cold]
+    fn postpone(&mut self, now: Instant) {
+        self.pause = match self.due {
+            None => Self::PAUSE_FIRST,
+            Some(due) if due <= now => (2 * self.pause).min(Self::PAUSE_LAST),
+            Some(_) => return,
+        };
+        self.due = Some(now + self.pause);
+    }
+
+    /// When to flush at the latest.
+    pub(super) fn due(self) -> Option<Instant> {
+        self.due
     }
 }
 
@@ -111,5 +154,35 @@ impl Written<'_> {
             }
         };
         sent.unwrap_or(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn link_is_asked_again_until_it_has_taken_all_and_seldom_if_it_takes_nothing() {
+        let began = Instant::now();
+        let mut unsent = Unsent::default();
+        unsent.note(true, || unreachable!("nothing is due"));
+        assert_eq!(unsent.due(), None);
+        let (mut now, mut asked) = (began, 0);
+        unsent.note(false, || now);
+        while now < began + Duration::from_secs(3) {
+            let due = unsent.due().expect("frames are left");
+            assert!(due > now && due <= now + Unsent::PAUSE_LAST);
+            // Other work in between changes nothing.
+            unsent.note(false, || now);
+            assert_eq!(unsent.due(), Some(due));
+            now = due;
+            asked += 1;
+            unsent.note(false, || now);
+        }
+        assert!((10..30).contains(&asked), "{asked}");
+        unsent.note(true, || now);
+        assert_eq!(unsent.due(), None);
+        unsent.note(false, || now);
+        assert_eq!(unsent.due(), Some(now + Unsent::PAUSE_FIRST));
     }
 }

@@ -25,6 +25,7 @@ use super::carriers::Carriers;
 use super::channels::{Accepting, ChannelKey, Channels};
 use super::clients::Unchanging;
 use super::common::Common;
+use super::device::Unsent;
 use super::flow::{ChannelState, Flow, Opener, Stage, errno_of, is_silence};
 use super::inbox::Inbox;
 use super::link::Link;
@@ -61,6 +62,7 @@ pub(super) struct Runner {
     common: Arc<Common>,
     inbox: Inbox,
     link: Link,
+    unsent: Unsent,
     /// The first thread's.
     arrivals: Option<Arrivals>,
     poller: Poller,
@@ -159,6 +161,7 @@ impl Runner {
             passed_on: PassedOn::new(inbox.door()),
             inbox,
             link,
+            unsent: Unsent::default(),
             arrivals,
             poller,
             streams: streams_for(settings, share.count()),
@@ -242,7 +245,8 @@ impl Runner {
             if self.find_neighbours() {
                 self.transmit();
             }
-            self.link.device.flush();
+            let is_all_sent = self.link.device.flush();
+            self.unsent.note(is_all_sent, Clock::now);
             self.common.captures.flush();
             if let Some(arrivals) = &mut self.arrivals {
                 arrivals.forget_old(Clock::now());
@@ -408,7 +412,11 @@ impl Runner {
         let look = look.map(|due| due.saturating_duration_since(Clock::now()));
         let ports = self.shared.due();
         let ports = ports.map(|due| due.saturating_duration_since(Clock::now()));
-        let carriers = [self.carriers.look_due(), self.turns.due()];
+        let carriers = [
+            self.carriers.look_due(),
+            self.turns.due(),
+            self.unsent.due(),
+        ];
         let carriers = carriers.into_iter().flatten().min();
         let carriers = carriers.map(|due| due.saturating_duration_since(Clock::now()));
         let others = silent.into_iter().chain(look).chain(ports).chain(carriers);

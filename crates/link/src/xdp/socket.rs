@@ -277,8 +277,9 @@ impl XdpSocket {
         }
     }
 
-    /// Lets the kernel send the published frames; true when it has taken all. It takes the rest at
-    /// the next call, or when the socket is polled.
+    /// Lets the kernel send the published frames. False when it has not taken all, and takes the
+    /// rest at the next call only, or when the socket is polled. With zero copy the driver takes
+    /// the rest by itself.
     pub fn flush(&mut self) -> bool {
         self.transmit.publish();
         let mut waiting = self.transmit.waiting();
@@ -294,7 +295,7 @@ impl XdpSocket {
                 break;
             }
         }
-        waiting == 0
+        waiting == 0 || self.is_zero_copy
     }
 
     /// Whether the interface reads and writes our memory itself.
