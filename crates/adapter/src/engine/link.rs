@@ -18,6 +18,7 @@ use super::host::{self, Resolved};
 use super::outgoing::OutgoingPorts;
 use super::settings::{DeviceKind, Settings};
 use super::tcp_config;
+use super::together::Together;
 use crate::firewall::Translation;
 
 /// Frames of some thousand connections may come at once; the kernel's default of 1,000 would lose
@@ -38,6 +39,8 @@ struct Opener {
     steering: Arc<Mutex<Option<Arc<XdpSteering>>>>,
     /// The port steering of a packet link that shares addresses with the kernel.
     ports: Arc<Mutex<Option<Arc<PortSteering>>>>,
+    /// The sockets of a packet link whose interface was replaced.
+    together: Arc<Mutex<Together<Opened>>>,
 }
 
 /// A device, and the program that keeps the engine's segments from the kernel.
@@ -66,7 +69,7 @@ pub(super) struct Link {
 impl Link {
     /// Attaches to the device, making it if need be, once for each thread.
     pub(super) fn open_all(settings: &Settings, spread: Spread) -> Result<Vec<Link>, Error> {
-        let (steering, ports) = Default::default();
+        let (steering, ports, together) = Default::default();
         let open = |thread| {
             let opener = Opener {
                 settings: settings.clone(),
@@ -74,6 +77,7 @@ impl Link {
                 thread,
                 steering: Arc::clone(&steering),
                 ports: Arc::clone(&ports),
+                together: Arc::clone(&together),
             };
             opener.there(Link::open_here)
         };
@@ -160,7 +164,7 @@ impl Link {
         // Looked up after that check: a device that is being deleted loses its name before we are
         // detached. In the other order, such a device would be made again.
         let other = index().and_then(|index| {
-            let opened = self.opener.there(|opener| opener.device_at(index));
+            let opened = self.opener.there(|opener| opener.device_again(index));
             opened.ok().flatten()
         });
         self.is_gone = other.is_none();
@@ -321,6 +325,17 @@ impl Opener {
         self.device()
     }
 
+    /// Opens the device on an interface that has replaced the former one. A packet link's sockets
+    /// must join their group in the order of the threads.
+    fn device_again(&self, index: u32) -> Result<Option<Opened>, Error> {
+        let (thread, threads) = (self.thread, self.settings.threads);
+        if threads == 1 || self.settings.device.kind != DeviceKind::Packet {
+            return self.device_at(index);
+        }
+        let mut together = self.together.lock().expect("nobody panics with it");
+        together.take(index, (thread, threads), || self.device_at(index))
+    }
+
     /// Opens the device, if the interface with this number has the name both before and afterwards.
     /// Only then do all queries by name concern one interface. If a TAP device is deleted in
     /// between, opening makes it again with another number; that one is closed here.
@@ -443,6 +458,7 @@ mod tests {
             thread: 0,
             steering: Arc::default(),
             ports: Arc::default(),
+            together: Arc::default(),
         }
     }
 

@@ -38,8 +38,8 @@
 //!   frames from other threads. `report`: counters for `toehold status`.
 //! - `captures`: frames of the link, for those who ask.
 //! - `spinning`: when to look for more work, and when to sleep.
-//! - `link`, `device`, `poller`, `sys`: the operating system. `host`: its tables, where the kernel
-//!   has the engine's addresses as well.
+//! - `link`, `device`, `poller`, `sys`: the operating system. `together`: sockets that the threads
+//!   open together. `host`: the kernel's tables, where it has the engine's addresses as well.
 
 mod advance;
 mod arrivals;
@@ -73,6 +73,7 @@ mod silent;
 mod spinning;
 mod sys;
 mod tcp_config;
+mod together;
 mod tokens;
 mod transmitter;
 
