@@ -222,6 +222,10 @@ pub(crate) fn sim(seed: Option<&str>) -> bool {
             command.env("TOEHOLD_ALL_NUMBERS", "1");
             command.args(["test", "-p", "toehold-tcp", "--lib", "position"]);
             steps.run("every sequence number", &mut command);
+            let mut command = cargo();
+            command.env("TOEHOLD_ALL_SEEDS", "1");
+            command.args(["test", "-p", "toehold-tcp", "--lib", "shares_a_bottleneck"]);
+            steps.run("shares of a bottleneck", &mut command);
         }
         Some(seed) => steps.run(
             "simulator",

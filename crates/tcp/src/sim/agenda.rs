@@ -35,6 +35,11 @@ impl<T> Agenda<T> {
         self.order.push(Reverse((at, number, place)));
     }
 
+    /// The time of the next event.
+    pub(super) fn next_at(&self) -> Option<Instant> {
+        self.order.peek().map(|&Reverse((at, ..))| at)
+    }
+
     /// Removes the next event.
     pub(super) fn pop(&mut self) -> Option<(Instant, T)> {
         let Reverse((at, _, place)) = self.order.pop()?;

@@ -213,6 +213,15 @@ mod tests {
         }
     }
 
+    /// The number of runs whose mean is judged: `few`, or six with the environment variable
+    /// `TOEHOLD_ALL_SEEDS`, as in `make nightly`. A run of a minute takes most of a second.
+    fn seeds(few: u64) -> u64 {
+        match std::env::var_os("TOEHOLD_ALL_SEEDS") {
+            Some(_) => 6,
+            None => few,
+        }
+    }
+
     /// The shares of two transfers over a bottleneck with a buffer of one bandwidth-delay product.
     fn shares(seed: u64, first: CongestionControl, second: CongestionControl) -> [f64; 2] {
         let mut scenario = Scenario::bottleneck(seed, first, 2, Duration::from_secs(60));
@@ -236,7 +245,7 @@ mod tests {
             (NewReno, 0.45..0.65, 0.2),
         ];
         for (other, mean, least) in cases {
-            let all = [0, 1, 2, 3, 4, 5].map(|seed| shares(seed, Bbr, other));
+            let all: Vec<_> = (0..seeds(3)).map(|seed| shares(seed, Bbr, other)).collect();
             let bbr = all.iter().map(|[bbr, _]| bbr).sum::<f64>() / all.len() as f64;
             let is_fair = all.iter().flatten().all(|&share| share >= least);
             assert!(mean.contains(&bbr), "{bbr:.2} against {other:?}, {all:.2?}");
@@ -273,7 +282,7 @@ mod tests {
             (0.55, RivalKind::Cubic),
             (0.6, RivalKind::Reno),
         ] {
-            let share = mean_share_beside(6, CongestionControl::Bbr, rival);
+            let share = mean_share_beside(seeds(3), CongestionControl::Bbr, rival);
             assert!((0.4..most).contains(&share), "{share:.2} beside {rival:?}");
         }
     }
@@ -306,12 +315,6 @@ mod tests {
         );
     }
 
-    /// Payload of the only transfer that has arrived by `seconds`.
-    fn bytes_by(seconds: f64, scenario: impl Fn(Duration) -> Scenario) -> f64 {
-        let stop = Duration::from_micros((seconds * 1e6) as u64);
-        World::new(scenario(stop), false).run().bytes_by_flow[0] as f64
-    }
-
     /// Three timeouts in a row are no sign of a smaller path MTU: a second after an outage the rate
     /// is as before.
     #[test]
@@ -323,19 +326,16 @@ mod tests {
                 let second = Duration::from_secs(1);
                 let begins = Duration::from_millis(6_000 + 37 * seed);
                 let ends = begins + Duration::from_millis(2_500);
-                let rate_after = |at: Duration| {
-                    let by = |at: Duration| {
-                        bytes_by(at.as_secs_f64(), |stop| {
-                            Scenario::outage(seed, congestion, (begins, ends), stop)
-                        })
-                    };
-                    by(at + second) - by(at)
-                };
-                let before = rate_after(Duration::from_secs(4));
+                let stop = ends + second + second;
+                let early = Duration::from_secs(4);
+                let moments = [early, early + second, ends + second, stop];
+                let scenario = Scenario::outage(seed, congestion, (begins, ends), stop);
+                let bytes = World::new(scenario, false).bytes_by(moments);
+                let before = (bytes[1] - bytes[0]) as f64;
                 // BBR drains the path from time to time, to measure it.
                 let least_before = if congestion == Bbr { 10.5e6 } else { 11e6 };
                 assert!(before > least_before, "{congestion:?}: {before}");
-                *share = rate_after(ends + second) / before;
+                *share = (bytes[3] - bytes[2]) as f64 / before;
             }
             let least = shares.iter().copied().fold(f64::INFINITY, f64::min);
             println!("{congestion:?}: at least {least:.3} of the rate before");
@@ -349,12 +349,12 @@ mod tests {
     fn windows_reach_bandwidth_times_delay() {
         // 512 Mbit/s: 6.4 MB are in flight when the round trip takes 100 ms.
         const BYTES_PER_MS: u64 = 64_000;
-        for (round_trip_ms, from, to) in [(10, 0.5, 0.7), (40, 1.0, 1.3), (100, 3.0, 3.4)] {
-            let round_trip = Duration::from_millis(round_trip_ms);
-            let path = (round_trip, BYTES_PER_MS);
-            let by =
-                |seconds| bytes_by(seconds, |stop| Scenario::long_path(7, path, 32 << 20, stop));
-            let rate = (by(to) - by(from)) / (to - from);
+        for (round_trip_ms, from, to) in [(10, 500, 700), (40, 1_000, 1_300), (100, 3_000, 3_400)] {
+            let path = (Duration::from_millis(round_trip_ms), BYTES_PER_MS);
+            let [from, to] = [from, to].map(Duration::from_millis);
+            let scenario = Scenario::long_path(7, path, 32 << 20, to);
+            let bytes = World::new(scenario, false).bytes_by([from, to]);
+            let rate = (bytes[1] - bytes[0]) as f64 / (to - from).as_secs_f64();
             // Headers take 52 of 1500 bytes.
             let most = 1e3 * BYTES_PER_MS as f64 * 1_448.0 / 1_500.0;
             assert!(rate >= 0.95 * most, "{round_trip_ms} ms: {rate} of {most}");

@@ -220,28 +220,8 @@ impl World {
     /// When an invariant or a check fails, or when the simulation makes no progress.
     #[must_use]
     pub fn run(mut self) -> Report {
-        let stop_at = self
-            .scenario
-            .stop_after
-            .map_or(Instant::NEVER, |after| Instant::ZERO + after);
-        while !self.is_over()
-            && let Some((at, happening)) = self.agenda.pop()
-        {
-            if at >= stop_at {
-                break;
-            }
-            self.now = at;
-            assert!(
-                at.since(Instant::ZERO) < VIRTUAL_TIME_MAX || self.scenario.is_hostile(),
-                "stalled: {:?}\n{:?}",
-                self.progress,
-                self.hosts.iter().map(Host::describe).collect::<Vec<_>>()
-            );
-            if at.since(Instant::ZERO) >= VIRTUAL_TIME_MAX {
-                break;
-            }
-            self.happen(happening);
-        }
+        let stop_after = self.scenario.stop_after;
+        self.run_until(stop_after.map_or(Instant::NEVER, |after| Instant::ZERO + after));
         assert!(
             self.is_over() || self.scenario.stop_after.is_some() || self.scenario.is_hostile(),
             "nothing happens any more: {:?}\n{:?}",
@@ -274,6 +254,39 @@ impl World {
             .map(|host| host.engine.counters().retransmissions)
             .sum::<u64>();
         self.report
+    }
+
+    /// Runs the simulation to its end or to `stop_at`, whatever comes first.
+    fn run_until(&mut self, stop_at: Instant) {
+        while !self.is_over()
+            && self.agenda.next_at().is_some_and(|at| at < stop_at)
+            && let Some((at, happening)) = self.agenda.pop()
+        {
+            self.now = at;
+            assert!(
+                at.since(Instant::ZERO) < VIRTUAL_TIME_MAX || self.scenario.is_hostile(),
+                "stalled: {:?}\n{:?}",
+                self.progress,
+                self.hosts.iter().map(Host::describe).collect::<Vec<_>>()
+            );
+            if at.since(Instant::ZERO) >= VIRTUAL_TIME_MAX {
+                break;
+            }
+            self.happen(happening);
+        }
+    }
+
+    /// Payload that programs have taken by each of `moments`, which follow one another. The
+    /// simulation goes on to the last one only.
+    #[cfg(test)]
+    pub(super) fn bytes_by<const N: usize>(mut self, moments: [Duration; N]) -> [u64; N] {
+        moments.map(|moment| {
+            self.run_until(Instant::ZERO + moment);
+            let rings = self.hosts.iter().map(|host| &host.rings);
+            let programs = rings.flat_map(|rings| rings.programs.values());
+            let open: u64 = programs.map(|program| program.taken).sum();
+            self.report.bytes_by_flow.iter().sum::<u64>() + open
+        })
     }
 
     fn is_over(&self) -> bool {
