@@ -310,7 +310,7 @@ fn programs_that_sleep_are_woken_by_the_pairs_doorbell_however_they_wait() {
     let ruled = Ruled::start("wait event\n");
     let mut crowd = ruled.crowd(PROGRAM.as_ref());
     assert!(ruled.are_direct(&mut crowd), "{}", ruled.whereabouts());
-    for way in ["receive", "poll", "select", "try"] {
+    for way in ["receive", "poll", "select", "try", "timer"] {
         crowd.order(&format!("wait {way}"));
         crowd.order("around 10");
         let before = ruled.toehold.status();

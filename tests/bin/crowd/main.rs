@@ -7,7 +7,8 @@
 //! for N milliseconds with messages on the first, `alone` until SIGUSR1 ends that, `say` sends a
 //! message on each connection, and `hear` receives their echoes. After `wait WAY` the client waits
 //! for each echo in this way: `receive` by a blocking receive, which it also does at first, `poll`
-//! or `select` before it receives, `try` by a receive that does not block and then by `poll`. It
+//! or `select` before it receives, `try` by a receive that does not block and then by `poll`, and
+//! at last `timer` by an epoll instance that also has a timer, which fires before each echo. It
 //! ends when there are no more lines. Every byte is checked; each line is answered with one.
 //! `crowd client PORT COUNT light` only talks in short messages.
 //!
@@ -21,6 +22,7 @@ use std::fs::File;
 use std::io::{BufRead, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -208,7 +210,7 @@ fn exchange(stream: &mut TcpStream, bytes: &[u8]) {
 }
 
 /// The ways in which the client can wait for an echo.
-const WAYS: [&str; 4] = ["receive", "poll", "select", "try"];
+const WAYS: [&str; 5] = ["receive", "poll", "select", "try", "timer"];
 /// The number of its current way.
 static WAY: AtomicUsize = AtomicUsize::new(0);
 
@@ -228,6 +230,7 @@ fn await_echo(stream: &TcpStream) {
                 _ => poll(fd),
             }
         }
+        "timer" => epoll_with_timer(fd),
         _ => 1,
     };
     assert_eq!(found, 1, "{}", std::io::Error::last_os_error());
@@ -241,6 +244,51 @@ fn poll(fd: i32) -> i32 {
     };
     // SAFETY: one element.
     unsafe { libc::poll(&raw mut one, 1, -1) }
+}
+
+/// The connection stays a member of the instance.
+fn epoll_with_timer(fd: i32) -> i32 {
+    static BOTH: OnceLock<(i32, i32)> = OnceLock::new();
+    let event = |fd: i32| libc::epoll_event {
+        events: libc::EPOLLIN as u32,
+        u64: fd as u64,
+    };
+    let add = |epoll, fd| {
+        // SAFETY: one event.
+        unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &mut event(fd)) };
+    };
+    let &(epoll, timer) = BOTH.get_or_init(|| {
+        // SAFETY: takes no pointers.
+        let (epoll, timer) = unsafe {
+            let timer = libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK);
+            (libc::epoll_create1(0), timer)
+        };
+        add(epoll, timer);
+        (epoll, timer)
+    });
+    add(epoll, fd);
+    // SAFETY: zeroes are a time that was never set.
+    let mut soon: libc::itimerspec = unsafe { std::mem::zeroed() };
+    soon.it_value.tv_nsec = 1;
+    // SAFETY: the time is live; the former one is left out.
+    unsafe { libc::timerfd_settime(timer, 0, &raw const soon, std::ptr::null_mut()) };
+    let mut awaited = vec![timer, fd];
+    while !awaited.is_empty() {
+        let mut one = event(0);
+        // SAFETY: room for one event.
+        let count = unsafe { libc::epoll_wait(epoll, &raw mut one, 1, -1) };
+        if count != 1 {
+            return count;
+        }
+        let ready = one.u64 as i32;
+        awaited.retain(|&fd| fd != ready);
+        if ready == timer {
+            let mut expirations = 0u64;
+            // SAFETY: eight bytes.
+            unsafe { libc::read(timer, (&raw mut expirations).cast(), 8) };
+        }
+    }
+    1
 }
 
 fn select(fd: i32) -> i32 {

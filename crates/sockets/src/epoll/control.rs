@@ -50,10 +50,13 @@ pub(crate) fn control(
     if let (Some(event), libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) = (event, operation) {
         note(&event);
     }
+    let events = event.map_or(0, |event| event.events);
+    if events & EXCLUSIVE != 0 {
+        epoll.has_exclusive.store(1, Ordering::Relaxed);
+    }
     let Some(connection) = connection else {
         // The kernel refuses a number that is no descriptor.
         let is_member = || sys::fcntl(fd, libc::F_GETFD, 0) >= 0;
-        let events = event.map_or(0, |event| event.events);
         epoll.note_ordinary(events, ONCE_ORDINARY, is_member);
         return match descriptors::kind(fd) {
             Kind::Epoll => {

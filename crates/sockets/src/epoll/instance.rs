@@ -3,6 +3,7 @@
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::epoll::registration::{self, Registration, State, is_reported_once};
+use crate::epoll::wake_balance::WakeBalance;
 use crate::lock;
 use crate::memory::chunks::Chunks;
 use crate::memory::pairs::Pair;
@@ -70,6 +71,13 @@ pub(super) struct Epoll {
     /// When an ordinary member last had news; or `KERNEL_OWED`: ask the kernel first in the next
     /// call ([`super::waiting`]).
     pub(super) kernel_news_ns: AtomicU64,
+    /// When a sleep on the doorbells of pairs last ended by an event of an ordinary member that
+    /// another thread or process took.
+    pub(super) passed_over_ns: AtomicU64,
+    pub(super) wake_balance: WakeBalance,
+    /// 1 once an ordinary member was registered with `EPOLLEXCLUSIVE`. For such a member the kernel
+    /// wakes one of the threads that sleep in `epoll_wait`, and all that sleep in `ppoll`.
+    pub(super) has_exclusive: AtomicU32,
     pub(super) last_peer_processor: AtomicU32,
     /// When a thread that waits on it last slept, or let others run ([`super::yielding`]).
     pub(super) runs_since_ns: AtomicU64,

@@ -48,6 +48,7 @@ pub(crate) fn created(fd: i32) {
                 &epoll.pair_count,
                 &epoll.nested_count,
                 &epoll.reported_once,
+                &epoll.has_exclusive,
                 &epoll.listener,
                 &epoll.waits,
             ] {
@@ -58,6 +59,8 @@ pub(crate) fn created(fd: i32) {
             epoll.spin.reset();
             epoll.kernel_seen_ns.store(0, Ordering::Relaxed);
             epoll.kernel_news_ns.store(0, Ordering::Relaxed);
+            epoll.passed_over_ns.store(0, Ordering::Relaxed);
+            epoll.wake_balance.reset();
             descriptors::note_epoll(fd, number);
             return;
         }

@@ -17,6 +17,7 @@
 //! From below to above:
 //!
 //! - [`registration`]: what a program registered; [`instance`]: where; [`lists`] threads it;
+//!   [`wake_balance`]: which news ends sleeps on it;
 //! - [`kernel_registrations`]: what the kernel has of it; [`membership`]: who answers it;
 //!   [`early`]: before there is a connection; [`orphans`]: after its descriptor is closed;
 //!   [`news`]: what no peer marks; [`parked`]: of parked carriers; [`first_wait`]: while the
@@ -46,4 +47,5 @@ mod registration;
 pub(crate) mod sleeping;
 mod two_looks;
 pub(crate) mod waiting;
+mod wake_balance;
 mod yielding;

@@ -240,14 +240,22 @@ impl<K: FnMut(&mut Room, Sleep<'_>) -> i32> Call<'_, K> {
     }
 
     /// The doorbells of pairs, if this call may sleep on them. News of ordinary members costs one
-    /// system call more then, so there must have been none for a while.
+    /// system call more then, so there must have been none for a while, or rings must end enough of
+    /// the sleeps. Then news of a member with `EPOLLEXCLUSIVE`, which would wake this thread in
+    /// vain, must be impossible.
     #[inline(always)]
     fn claim_doorbells(&self, now: u64) -> Option<Claim> {
         let epoll = self.instance.epoll;
         let news = epoll.kernel_news_ns.load(Ordering::Relaxed);
         let is_quiet =
             news == 0 || news != KERNEL_OWED && now.saturating_sub(news) > KERNEL_FIRST_NS;
-        if epoll.pair_count.load(Ordering::Relaxed) == 0 || !is_quiet {
+        let is_worthwhile = || {
+            let passed_over = epoll.passed_over_ns.load(Ordering::Relaxed);
+            epoll.wake_balance.favours_pairs()
+                && epoll.has_exclusive.load(Ordering::Relaxed) == 0
+                && (passed_over == 0 || now.saturating_sub(passed_over) > KERNEL_FIRST_NS)
+        };
+        if epoll.pair_count.load(Ordering::Relaxed) == 0 || !(is_quiet || is_worthwhile()) {
             return None;
         }
         self.pair_sleep.claim_next(Some(self.instance.number))
@@ -294,6 +302,14 @@ impl<K: FnMut(&mut Room, Sleep<'_>) -> i32> Call<'_, K> {
         }
         if kept > 0 || pair_sleep == PairSleep::PassedOver {
             epoll.kernel_news_ns.store(woken, Ordering::Relaxed);
+        }
+        if pair_sleep == PairSleep::PassedOver {
+            epoll.passed_over_ns.store(woken, Ordering::Relaxed);
+        }
+        // The kernel's other events are doorbells on carriers.
+        let is_by_ring = n as usize > kept || pair_sleep == PairSleep::Rung;
+        if is_by_ring || kept > 0 {
+            epoll.wake_balance.note(is_by_ring);
         }
         if kept > 0 {
             let more = epoll.sweep_and_harvest(generation, &mut events[kept..]);
