@@ -169,11 +169,15 @@ impl Flow {
                 Ok(so_far) => delivery = so_far,
                 Err(Gone) if self.depart(cx, is_reset) => {}
                 Err(Gone) if is_reset && self.departs_unheard(cx) => {}
+                Err(Gone) if is_reset && self.was_closed(cx) => {}
                 Err(Gone) => return Next::ProgramGone,
             }
             if self.program == ProgramEnding::Closed {
                 self.depart_from_carrier(cx);
             }
+        }
+        if self.is_unattended(delivery) {
+            cx.engine.note_departure(self.id);
         }
         if self.program.has_departed() {
             delivery = Delivery::Complete;
@@ -200,6 +204,13 @@ impl Flow {
             Some(CloseReason::Finished) => Next::Over,
             Some(_) => Next::RemoteGone,
         }
+    }
+
+    /// True when no program waits for the remote. Once both streams have ended, the kernel does not
+    /// tell whether the program has closed; it can only wait for its last bytes to arrive.
+    fn is_unattended(&self, delivery: Delivery) -> bool {
+        let have_both_finished = self.program.has_finished() && self.remote.has_finished();
+        self.program.has_departed() || have_both_finished && delivery == Delivery::Complete
     }
 
     fn move_both_ways(&mut self, cx: &mut StepContext<'_>) -> Result<Delivery, Gone> {

@@ -388,6 +388,7 @@ impl Flow {
                 // Only the kernel knows whether the program has closed or still reads, and the
                 // remote may never finish.
                 let _ = sys::report_peer_close(&self.carrier.socket);
+                self.finished_at = Some(cx.now);
             }
         }
         result
@@ -445,6 +446,19 @@ impl Flow {
             self.program = ProgramEnding::Gone;
         }
         is_unheard
+    }
+
+    /// The carrier was reset. True when this is the kernel's answer to the keepalive of
+    /// [`sys::report_peer_close`]: the program had closed in order, its socket has had no other
+    /// reason to exist, and the kernel has given it up. The remote may still be reading.
+    pub(super) fn was_closed(&mut self, cx: &StepContext<'_>) -> bool {
+        let limit = toehold_tcp::Duration::from_secs(sys::fin_timeout_seconds());
+        let is_it = self.program == ProgramEnding::Finished
+            && (self.finished_at).is_some_and(|finished_at| cx.now.since(finished_at) >= limit);
+        if is_it {
+            self.program = ProgramEnding::Gone;
+        }
+        is_it
     }
 
     /// The program has closed in order, but its carrier goes on without the connection, so no end

@@ -101,7 +101,7 @@ pub(super) fn report_peer_close(socket: &impl AsFd) -> io::Result<()> {
 }
 
 /// The time that the kernel keeps a closed socket whose other end is open. Read once.
-fn fin_timeout_seconds() -> u64 {
+pub(super) fn fin_timeout_seconds() -> u64 {
     static SECONDS: OnceLock<u64> = OnceLock::new();
     *SECONDS.get_or_init(|| {
         let setting = fs::read_to_string("/proc/sys/net/ipv4/tcp_fin_timeout");

@@ -123,7 +123,7 @@ impl Connection {
     fn note_answer(&mut self) {
         let has_more = self.snd_una < self.snd_nxt || self.is_waiting_for_window();
         let takes_nothing = has_more && self.snd_edge == self.snd_una;
-        if !(takes_nothing && self.conditions.has(Conditions::RELEASED)) {
+        if !(takes_nothing && self.is_unattended()) {
             self.retries = 0;
         }
     }

@@ -91,6 +91,17 @@ impl Connection {
         }
     }
 
+    /// The program is gone. Published data is still sent; but a remote that keeps its window closed
+    /// is given up, as after [`Self::release`].
+    pub(crate) fn note_departure(&mut self) {
+        self.news.0 |= News::DEPARTED;
+    }
+
+    /// True when no program waits for the remote.
+    pub(super) fn is_unattended(&self) -> bool {
+        self.news.has(News::DEPARTED) || self.conditions.has(Conditions::RELEASED)
+    }
+
     /// Sets when a silent remote is probed, and when the connection is given up.
     pub(crate) fn set_liveness(
         &mut self,

@@ -244,6 +244,8 @@ impl News {
     pub(crate) const ENDING: u8 = 32;
     /// The host has released the connection and gets no more events.
     pub(crate) const RELEASED: u8 = 64;
+    /// The host still gets events, but no program waits for the remote.
+    pub(crate) const DEPARTED: u8 = 128;
 
     /// The most frequent combination of news.
     pub(crate) const PLAIN_PROGRESS: Self = Self(Self::PROGRESS | Self::ANNOUNCED);

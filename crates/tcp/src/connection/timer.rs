@@ -192,13 +192,13 @@ impl Connection {
     /// The connection makes no progress. Answers from a remote that keeps its window closed do not
     /// end a stall. Keepalive probes before this data was sent are not among its retries: as on
     /// Linux, probes and retransmissions have a limit each (`icsk_probes_out`, `icsk_retransmits`).
-    /// A connection that its program has released gets no retries back, so that its remote cannot
+    /// A connection for which no program waits gets no retries back, so that its remote cannot
     /// prolong it.
     fn note_stall(&mut self, now: Instant) {
         if !self.is_stalled() {
             self.stalled_since = self.scoreboard.oldest_sent_at().unwrap_or(now);
             self.stalled_at = self.snd_una.0 as u32;
-            if !self.conditions.has(Conditions::RELEASED) {
+            if !self.is_unattended() {
                 self.retries = 0;
             }
         }

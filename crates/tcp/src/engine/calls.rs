@@ -325,6 +325,16 @@ impl Engine {
         })
     }
 
+    /// The program behind the connection is gone, but the host keeps the connection until the
+    /// remote has all bytes. From now on a remote that keeps its window closed is given up after
+    /// [`Config::retries_max`](crate::Config::retries_max) probes, even if it answers them (RFC
+    /// 6429 section 3), as after [`Self::release`].
+    pub fn note_departure(&mut self, id: ConnectionId) {
+        if let Some(slot) = self.slot_of(id) {
+            self.slots[slot as usize].note_departure();
+        }
+    }
+
     /// Whether the engine may still read bytes of this connection's send ring.
     #[must_use]
     pub fn holds_ring(&self, id: ConnectionId) -> bool {

@@ -102,3 +102,50 @@ fn bytes_that_a_program_sends_before_it_resets_go_before_the_reset() {
     assert_eq!(bench.rings.0, b"last words");
     assert!(bench.remote_saw_reset() && !bench.remote_saw_end());
 }
+
+/// A kernel that has given up a closed socket answers the carrier's keepalive with a reset. A
+/// remote that reads late gets all bytes, as from a closed socket of the kernel.
+#[test]
+fn remote_that_reads_late_gets_all_from_a_program_that_has_closed() {
+    for (waits, is_closed) in [(sys::fin_timeout_seconds() + 1, true), (10, false)] {
+        let mut bench = Bench::new();
+        bench.remote_reads = false;
+        bench.write(&pattern(200_000));
+        bench.program.shutdown(Shutdown::Write).expect("connected");
+        let due = bench.now + Duration::from_secs(waits);
+        bench.pass(Duration::from_secs(waits));
+        assert!(bench.rings.0.len() < 200_000, "the window is closed");
+        bench.now = due;
+        sys::reset_when_closed(&bench.program, true).expect("a socket");
+        drop(std::mem::replace(&mut bench.program, sockets().0));
+        if !is_closed {
+            assert_eq!(bench.turn(), Next::ProgramGone);
+            continue;
+        }
+        assert_eq!(bench.turn(), Next::Wait);
+        bench.remote_reads = true;
+        bench.pass(Duration::from_secs(300));
+        assert!(bench.rings.0 == pattern(200_000));
+        assert!(bench.remote_saw_end() && !bench.remote_saw_reset());
+    }
+}
+
+/// Otherwise remotes that request much and read nothing would keep their connections for ever.
+#[test]
+fn remote_that_takes_nothing_from_a_program_that_has_closed_is_given_up() {
+    for finishes_first in [false, true] {
+        let mut bench = Bench::new();
+        bench.remote_reads = false;
+        if finishes_first {
+            bench.remote_finishes();
+        }
+        bench.write(&pattern(200_000));
+        bench.program.shutdown(Shutdown::Write).expect("connected");
+        bench.pass(Duration::from_secs(61));
+        bench.now += Duration::from_secs(61);
+        sys::reset_when_closed(&bench.program, !finishes_first).expect("a socket");
+        drop(std::mem::replace(&mut bench.program, sockets().0));
+        assert_eq!(bench.turn(), Next::Wait);
+        assert_eq!(bench.pass(Duration::from_secs(3_600)), Next::RemoteGone);
+    }
+}
