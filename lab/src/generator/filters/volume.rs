@@ -124,8 +124,9 @@ impl Change for Shade {
     }
 }
 
-/// Numbers on each edge of the volume: 64 MB.
-pub(super) const SIDE: usize = 256;
+/// Numbers on each edge of the volume: 64 MB. Fewer in the tests, which compile without
+/// optimisation.
+pub(super) const SIDE: usize = if cfg!(test) { 64 } else { 256 };
 const PLANE_BYTES: usize = SIDE * SIDE * 4;
 const POINT_BYTES: usize = 5;
 /// The surface is where the field has this value.
