@@ -775,6 +775,39 @@ def client_dies():
     play(serve, ask)
 
 
+# A server is killed while it waits for connections, and its clients have closed all that they made.
+# Another one without SO_REUSEADDR begins at its port at once.
+
+
+def killed():
+    listener = socket.socket()
+    listener.bind((HOST, 0))
+    listener.listen(64)
+    server = Server(listener)
+    child = os.fork()
+    if child == 0:
+        server.begin()
+        server.warm()
+        server.epoll.poll(WAIT_MAX)
+        os._exit(1)
+    listener.close()
+    warm(server.port)
+    await_sleep(child)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    say("bind", outcome(lambda: socket.socket().bind((HOST, server.port))))
+    print("reused", len(NAMES) - len(set(NAMES)))
+
+
+def await_sleep(process):
+    """Waits until a process has slept for a while."""
+    looks = 0
+    while looks < 5:
+        time.sleep(0.005)
+        with open(f"/proc/{process}/stat") as stat:
+            looks = looks + 1 if stat.read().rsplit(")", 1)[1].split()[0] == "S" else 0
+
+
 # The server forks while carriers are parked.
 
 
@@ -1496,6 +1529,7 @@ SCENARIOS = {
     "passing": passing,
     "rights": rights,
     "client_dies": client_dies,
+    "killed": killed,
     "forks": forks,
     "networks": networks,
     "late_options": late_options,

@@ -64,6 +64,7 @@ scenarios! {
     passing: a_used_carrier_goes_to_another_program,
     rights: a_used_carrier_is_passed_by_a_control_message,
     client_dies: what_a_dead_client_has_sent_is_accepted,
+    killed: a_killed_server_leaves_nothing_at_its_port,
     forks: a_fork_retires_parked_carriers,
     late_options: options_of_the_listener_are_those_of_later_connections,
     told_once: a_connect_that_succeeded_is_told_once,

@@ -556,6 +556,9 @@ fn sleep(
     fence(Ordering::SeqCst);
     let news = epoll.sweep() || epoll.has_nested_ready();
     let is_express = express::is_on();
+    if is_express && !news && left != Some(0) {
+        errno::keep(express::begin_sleep);
+    }
     let mut limit_ns = match (news, is_express) {
         (true, _) => Some(0),
         (false, true) => express::limit(left),

@@ -9,7 +9,7 @@ use toehold_channel::table::{FLAG_NONBLOCK, FLAG_PARKED};
 use toehold_stream::express::Queued;
 
 use super::carriers::{self, Role};
-use super::{LOCK, listener, parking, published, seeds, turns};
+use super::{LOCK, listener, parking, published, seeds, sudden_end, turns};
 use crate::connection::closing;
 use crate::connection::{self, Connection};
 use crate::epoll::parked;
@@ -167,6 +167,8 @@ fn give(
     }
     let fd = fd as c_int;
     let is_known = passive_open::accepted_again(carrier);
+    // Before the connection is the program's, and the carrier ends with it.
+    sudden_end::undo(&local.express);
     if !is_known || !end.turns().accept(queued.turn) || !descriptors::has_place(fd) {
         sys::close(fd);
         carriers::close(Role::Accepting, carrier);

@@ -62,6 +62,8 @@ pub(crate) struct Words {
     /// When it became a carrier.
     pub(super) made_ns: AtomicU64,
     pub(super) parked_ns: AtomicU64,
+    /// The kernel's way to end it if the process is killed: a state of [`super::sudden_end`].
+    pub(super) sudden_end: AtomicU32,
     /// The remote address, at the accepting end: a `sockaddr_in` or `sockaddr_in6`.
     pub(super) remote: [AtomicU64; 4],
     /// Our port, at the accepting end.
@@ -99,6 +101,7 @@ impl Words {
             &self.listener_options,
             &self.next,
             &self.previous,
+            &self.sudden_end,
         ] {
             word.store(0, Ordering::Relaxed);
         }

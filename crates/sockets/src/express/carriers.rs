@@ -7,7 +7,7 @@ use toehold_channel::express::Event;
 use toehold_channel::table::{Entry, FLAG_ACCEPTED, FLAG_OFFLOAD, FLAG_PARKED};
 
 use super::carrier_words::Words;
-use super::{published, reconnecting, turns};
+use super::{published, reconnecting, sudden_end, turns};
 use crate::connection::release;
 use crate::connection::{self, Connection, HINT_LOOK, Local};
 use crate::epoll::orphans;
@@ -152,6 +152,9 @@ pub(super) fn enter(role: Role, connection: &Connection) {
         None => list.head.store(number, Ordering::Relaxed),
     }
     list.count.fetch_add(1, Ordering::Relaxed);
+    if role == Role::Accepting {
+        sudden_end::parked(connection);
+    }
 }
 
 /// Takes a carrier off its list.
@@ -170,6 +173,7 @@ pub(super) fn leave(role: Role, local: &Local) {
         None => list.tail.store(previous, Ordering::Relaxed),
     }
     list.count.fetch_sub(1, Ordering::Relaxed);
+    sudden_end::undo(words);
 }
 
 /// Calls `each` with the parked carriers of a role, beginning with the one that was parked first,
@@ -180,6 +184,18 @@ pub(super) fn each(role: Role, mut each: impl FnMut(u32, &'static Entry, &'stati
         let index = number - 1;
         number = local.express.next.load(Ordering::Relaxed);
         if !each(index, entry, local) {
+            return;
+        }
+    }
+}
+
+/// Calls `each` with the words of the parked carriers of a role, beginning with the one that was
+/// parked last, until `each` returns false.
+pub(super) fn each_from_last(role: Role, mut each: impl FnMut(&'static Words) -> bool) {
+    let mut number = list(role).tail.load(Ordering::Relaxed);
+    while let Some(local) = number.checked_sub(1).and_then(connection::local) {
+        number = local.express.previous.load(Ordering::Relaxed);
+        if !each(&local.express) {
             return;
         }
     }

@@ -18,6 +18,7 @@
 //! - [`seeds`]: how a carrier begins; [`burst`]: when none begins; [`destinations`]: the addresses
 //!   to which carriers lead; [`listening`]: the sockets that listen there; [`opening`] and
 //!   [`withheld`]: carriers to the engine's relay;
+//! - [`sudden_end`]: parked carriers of a process that is killed;
 //! - [`turns`]: the questions that transfers ask; [`returning`] and [`reconnecting`]: a connection
 //!   that was not accepted goes back to the kernel;
 //! - [`evidence`]: whether a program waits where the library sees it; [`unseen_waits`] and
@@ -43,6 +44,7 @@ mod reconnecting;
 pub(crate) mod returning;
 pub(crate) mod seeds;
 pub(crate) mod spares;
+mod sudden_end;
 pub(crate) mod turns;
 pub(crate) mod unread_watch;
 pub(crate) mod unseen_waits;
@@ -52,6 +54,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use toehold_channel::express::Rule;
 
+use self::carriers::Role;
 use crate::adapter;
 use crate::connection::tracking;
 use crate::lock::mutex::Mutex;
@@ -221,6 +224,16 @@ pub(crate) fn limit(left: Option<u64>) -> Option<u64> {
 /// As [`limit`], for a sleep on one connection: the time until a turn must be looked at.
 pub(crate) fn look_limit_ns() -> Option<u64> {
     unread_watch::limit_ns()
+}
+
+/// A thread is about to sleep: see [`sudden_end`].
+#[inline]
+pub(crate) fn begin_sleep() {
+    if sudden_end::is_due()
+        && let Some(_held) = LOCK.try_lock()
+    {
+        carriers::each_from_last(Role::Accepting, sudden_end::prepare);
+    }
 }
 
 /// Retires carriers that have been parked for too long, that have ended, or whose channels the
