@@ -9,7 +9,7 @@ use toehold_sockets::{api, ending, leave_connecting_to_kernel};
 
 use crate::bpf::before_bpf;
 use crate::confinement::{
-    before_joining, before_namespaces, before_prctl, before_seccomp, before_unsharing,
+    before_joining, before_limit, before_namespaces, before_prctl, before_seccomp, before_unsharing,
 };
 use crate::fork::forked;
 use crate::process::execute;
@@ -174,6 +174,14 @@ pub(crate) unsafe fn call(
             }
             libc::SYS_bind => api::bind(fd, b as _, c as libc::socklen_t).into(),
             libc::SYS_listen => api::listen(fd, b as c_int).into(),
+            libc::SYS_setrlimit => {
+                before_limit(0, a as c_uint, b as _);
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            libc::SYS_prlimit64 => {
+                before_limit(fd, b as c_uint, c as _);
+                real::syscall(number, a, b, c, d, e, f)
+            }
             libc::SYS_unshare => {
                 before_unsharing(a as c_int);
                 real::syscall(number, a, b, c, d, e, f)
@@ -309,6 +317,8 @@ pub(crate) const fn is_of_interest(number: c_long) -> bool {
             | libc::SYS_bpf
             | libc::SYS_bind
             | libc::SYS_listen
+            | libc::SYS_setrlimit
+            | libc::SYS_prlimit64
             | libc::SYS_unshare
             | libc::SYS_setns
             | libc::SYS_execve

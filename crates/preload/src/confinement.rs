@@ -1,7 +1,8 @@
 //! The calls with which a program restricts itself (seccomp(2)), or moves its children to another
 //! pid namespace: the library leaves the process before such a call. When a thread changes its
 //! network namespace or gives up rights (landlock(7)), short connections stay on the kernel from
-//! then on. When a thread gets its own table of descriptors, the library leaves the process, too.
+//! then on. When a thread gets its own table of descriptors, the library leaves the process, too,
+//! and when the process limits itself to the descriptors that it has (getrlimit(2)).
 //!
 //! Not every such call sets a filter. When libseccomp is loaded or first used, it probes the
 //! kernel's abilities with calls that must fail; container engines and systemd's programs do this.
@@ -9,12 +10,15 @@
 //! stays.
 
 use core::ffi::{c_int, c_uint};
+use core::ptr::null_mut;
 
+use libc::{pid_t, rlimit};
+use toehold_freestanding::call;
 use toehold_sockets::system::faults;
 use toehold_sockets::system::real;
 use toehold_sockets::{
     confine, has_filters, is_started, leave_connecting_to_kernel, leave_to_namespaces,
-    leave_to_own_descriptors, may_confine,
+    leave_to_own_descriptors, leave_without_descriptors, may_confine,
 };
 
 use crate::tracer;
@@ -97,6 +101,62 @@ unsafe extern "C" fn setns(fd: c_int, kind: c_int) -> c_int {
     before_joining(kind);
     // SAFETY: no memory is involved.
     unsafe { real::syscall(libc::SYS_setns, fd as usize, kind as usize, 0, 0, 0, 0) as c_int }
+}
+
+/// `setrlimit(2)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setrlimit(kind: c_uint, new: *const rlimit) -> c_int {
+    // SAFETY: passed on with the caller's promises.
+    unsafe { prlimit(0, kind, new, null_mut()) }
+}
+
+/// `setrlimit(2)`. On 64-bit machines both structures are the same.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setrlimit64(kind: c_uint, new: *const rlimit) -> c_int {
+    // SAFETY: as above.
+    unsafe { prlimit(0, kind, new, null_mut()) }
+}
+
+/// `prlimit(2)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn prlimit(
+    process: pid_t,
+    kind: c_uint,
+    new: *const rlimit,
+    old: *mut rlimit,
+) -> c_int {
+    before_limit(process, kind, new);
+    let (process, kind) = (process as usize, kind as usize);
+    let (new, old) = (new as usize, old as usize);
+    // SAFETY: as above.
+    unsafe { real::syscall(libc::SYS_prlimit64, process, kind, new, old, 0, 0) as c_int }
+}
+
+/// As [`prlimit`] and [`setrlimit64`].
+#[unsafe(no_mangle)]
+unsafe extern "C" fn prlimit64(
+    process: pid_t,
+    kind: c_uint,
+    new: *const rlimit,
+    old: *mut rlimit,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe { prlimit(process, kind, new, old) }
+}
+
+/// A limit of a process (0: of this one) is about to be set to `new`, unless that is null.
+pub(crate) fn before_limit(process: pid_t, kind: c_uint, new: *const rlimit) {
+    if kind != libc::RLIMIT_NOFILE || !is_started() {
+        return;
+    }
+    // SAFETY: no memory is involved.
+    let is_ours = process == 0 || unsafe { call!(SYS_getpid) } == process as isize;
+    // SAFETY: any bytes are a limit.
+    if let Some(new) = unsafe { faults::seen::<rlimit>(new as usize) }
+        && is_ours
+    {
+        leave_without_descriptors(new.rlim_cur);
+    }
 }
 
 /// A child in new namespaces (`flags`: `CLONE_NEW*`) is about to be made. The child gets no parked

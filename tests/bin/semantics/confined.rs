@@ -24,6 +24,12 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("program_that_confines_itself_by_number_goes_on", |pair| {
         confines(pair, by_number);
     }),
+    Case::pair("program_without_further_descriptors_goes_on", |pair| {
+        limits_descriptors(pair, 0);
+    }),
+    Case::pair("program_with_one_descriptor_goes_on", |pair| {
+        limits_descriptors(pair, 1);
+    }),
     Case::pair("questions_about_filters_set_none", asks_about_filters),
     Case::pair("child_that_confines_itself_goes_on", confined_child),
     Case::pair(
@@ -251,6 +257,44 @@ fn confines(pair: &Pair, how: Confine) {
     for _ in 0..100 {
         exchange(pair, pair.fd);
     }
+    pair.say("close", sys::close(pair.fd));
+    pair.step();
+    sys::exit_now(0);
+}
+
+/// The client may have no number of a descriptor from `limit` on, while bytes are unread in both
+/// directions. (The kernel counts the places of `poll`, too.)
+fn limits_descriptors(pair: &Pair, limit: u64) {
+    const LEN: usize = 90_000;
+    let bytes = sample(LEN);
+    let mut all = vec![0; LEN];
+    send_all(pair.fd, &bytes);
+    pair.step();
+    if !pair.server() {
+        pair.arrived(pair.fd, LEN);
+        let limit = libc::rlimit {
+            rlim_cur: limit,
+            rlim_max: limit,
+        };
+        // SAFETY: a live limit.
+        let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+        pair.say("limit", sys::ret(set));
+    }
+    receive_all(pair.fd, &mut all);
+    pair.say("right", all == bytes);
+    for round in 0..100 {
+        if pair.server() && round > 95 {
+            // The other end sleeps by now.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        exchange(pair, pair.fd);
+    }
+    if !pair.server() {
+        let time = [0i64, 10_000];
+        sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, time).value();
+        pair.say("nothing", sys::recv(pair.fd, &mut [0; 9], 0));
+    }
+    pair.step();
     pair.say("close", sys::close(pair.fd));
     pair.step();
     sys::exit_now(0);

@@ -170,6 +170,16 @@ pub fn leave_to_own_descriptors() {
     }
 }
 
+/// The program is about to limit the numbers of its descriptors to those below `limit`
+/// (`RLIMIT_NOFILE`). The kernel then refuses each `poll` of more places, also one of the library.
+pub fn leave_without_descriptors(limit: u64) {
+    /// More than the places in a `poll` of the library's own.
+    const LIMIT_MIN: u64 = 4;
+    if limit < LIMIT_MIN {
+        leave_process(Reason::NoResources);
+    }
+}
+
 /// Moves every connection of this process to the kernel for good, and stops serving the process.
 /// False when the library did not serve it.
 pub(crate) fn leave_process(reason: Reason) -> bool {
