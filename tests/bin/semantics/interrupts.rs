@@ -10,7 +10,17 @@ use crate::sys;
 pub(crate) const CASES: &[Case] = &[
     Case::pair("recv_is_interrupted_without_sa_restart", recv_plain),
     Case::pair("recv_goes_on_with_sa_restart", recv_restart),
+    Case::pair("timed_recv_is_interrupted_even_with_sa_restart", recv_timed),
     Case::pair("send_is_interrupted_with_what_it_has_sent", send_plain),
+    Case::pair("send_that_waits_goes_on_with_sa_restart", |pair| {
+        send_restart(pair, None);
+    }),
+    Case::pair("send_beside_timed_recv_goes_on_with_sa_restart", |pair| {
+        send_restart(pair, Some(libc::SO_RCVTIMEO));
+    }),
+    Case::pair("timed_send_is_interrupted_even_with_sa_restart", |pair| {
+        send_restart(pair, Some(libc::SO_SNDTIMEO));
+    }),
     Case::pair("waitall_is_interrupted_with_what_it_has", waitall),
     Case::pair("poll_is_interrupted_even_with_sa_restart", poll),
     Case::pair(
@@ -168,6 +178,75 @@ fn recv_restart(pair: &Pair) {
         pair.say("caught", caught());
         pair.step();
     }
+}
+
+/// Calls on the socket give up after a time that does not pass here.
+fn limit_time(pair: &Pair, option: i32) {
+    let time = libc::timeval {
+        tv_sec: 60,
+        tv_usec: 0,
+    };
+    sys::set_option(pair.fd, libc::SOL_SOCKET, option, time).value();
+}
+
+/// signal(7): a handler ends each call on a socket with a time-out.
+fn recv_timed(pair: &Pair) {
+    if !pair.server() {
+        limit_time(pair, libc::SO_RCVTIMEO);
+        handle(count, libc::SA_RESTART);
+        alarm(30, 30);
+        for _ in 0..2 {
+            pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+        }
+        alarm(0, 0);
+    }
+    pair.step();
+}
+
+/// The socket is full, so a send waits and has sent nothing when the signals come.
+fn send_restart(pair: &Pair, option: Option<i32>) {
+    if pair.server() {
+        if let Some(option) = option {
+            limit_time(pair, option);
+        }
+        pair.tell(u32::try_from(fill(pair)).expect("below 4 GB"));
+        handle(count, libc::SA_RESTART);
+        alarm(20, 20);
+        pair.step_to_sleep();
+        let result = sys::send(pair.fd, b"late", 0);
+        alarm(0, 0);
+        pair.say("send", result);
+        pair.tell(u32::try_from(result.len()).expect("few"));
+        pair.step();
+    } else {
+        let sent = pair.hear() as usize;
+        pair.step_to_sleeper();
+        // For some signals.
+        std::thread::sleep(std::time::Duration::from_millis(80));
+        receive_all(pair.fd, &mut vec![0; sent]);
+        let mut late = vec![0; pair.hear() as usize];
+        receive_all(pair.fd, &mut late);
+        pair.say("late", shown(&late));
+        pair.step();
+    }
+}
+
+/// Sends until the socket has taken nothing for a while. Returns the number of bytes.
+fn fill(pair: &Pair) -> usize {
+    let bytes = [5; 1 << 16];
+    let (mut sent, mut refused) = (0, 0);
+    while refused < 3 {
+        let result = sys::send(pair.fd, &bytes, libc::MSG_DONTWAIT);
+        sent += result.len();
+        refused = match result.is(libc::EAGAIN) {
+            true => refused + 1,
+            false => 0,
+        };
+        if refused > 0 {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+    sent
 }
 
 fn send_plain(pair: &Pair) {

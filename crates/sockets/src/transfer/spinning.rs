@@ -8,7 +8,7 @@ use crate::adapter::requests;
 use crate::connection::Connection;
 use crate::system::deferral::Handlers;
 use crate::system::sys;
-use crate::waiting::sleep::timed_out;
+use crate::waiting::sleep::{is_interrupted, timed_out};
 use crate::waiting::spin::{self, ENDLESS_NS};
 
 /// The result of spinning.
@@ -52,7 +52,7 @@ pub(crate) fn before_sleep(
             }
             return Ok(Looked::Found);
         }
-        if handlers.end_a_transfer() {
+        if is_interrupted(connection.number(), (handlers, option)) {
             return Err(libc::EINTR);
         }
         if budget_ns != ENDLESS_NS {

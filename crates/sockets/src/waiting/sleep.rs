@@ -1,5 +1,6 @@
 //! Sleeping in the kernel on one socket, within its time-outs.
 
+use crate::system::deferral::Handlers;
 use crate::system::{errno, real, sys};
 
 /// The time that one call has waited: `SO_RCVTIMEO` and `SO_SNDTIMEO` limit all its waits together
@@ -63,6 +64,27 @@ pub(crate) fn sleep_until(fd: i32, events: i16, limit_ns: u64) -> Result<Option<
     }
 }
 
+/// As [`sleep_until`], for a call that transfers bytes or connects within the socket's time-out
+/// `option`, and that has seen `handlers` before its first wait. `None` also after a signal that
+/// does not end the call: the caller looks again, and at its [`Deadline`].
+pub(crate) fn sleep_in_call(
+    fd: i32,
+    events: i16,
+    limit_ns: u64,
+    (handlers, option): (Handlers, i32),
+) -> Result<Option<i16>, i32> {
+    match sleep_until(fd, events, limit_ns) {
+        Err(libc::EINTR) if !is_interrupted(fd, (handlers, option)) => Ok(None),
+        slept => slept,
+    }
+}
+
+/// True when a signal handler that has run since ends a transfer: one without `SA_RESTART`, or any
+/// when the socket has the time-out `option` (signal(7)).
+pub(crate) fn is_interrupted(fd: i32, (handlers, option): (Handlers, i32)) -> bool {
+    handlers.end_a_transfer() || handlers.end_a_wait() && timeout_ns(fd, option) != 0
+}
+
 /// A place of `ppoll`.
 pub(crate) fn place(fd: i32, events: i16) -> libc::pollfd {
     libc::pollfd {
@@ -80,18 +102,4 @@ pub(crate) fn sleep_on(places: &mut [libc::pollfd], limit_ns: Option<u64>) -> Re
     // SAFETY: as many places, one time; no mask.
     let result = unsafe { real::ppoll(places.as_mut_ptr(), count, time, core::ptr::null()) };
     usize::try_from(result).map_err(|_| errno::get())
-}
-
-/// Sleeps for at most `limit_ns` until bytes are on the carrier (1), it ended (0), or something
-/// went wrong (-1 and errno).
-pub(crate) fn sleep_for_news(fd: i32, limit_ns: u64) -> isize {
-    match sleep_until(fd, libc::POLLIN | libc::POLLRDHUP, limit_ns) {
-        Ok(None) => {
-            errno::set(libc::EAGAIN);
-            -1
-        }
-        Ok(Some(seen)) if seen & libc::POLLIN != 0 => 1,
-        Ok(Some(_)) => 0,
-        Err(_) => -1,
-    }
 }

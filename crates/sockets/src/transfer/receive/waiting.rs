@@ -26,7 +26,7 @@ use crate::waiting::{arming, seen_waits, sleepers};
 const EMPTY_CALLS_POLLING: u32 = 8;
 /// The most doorbells that a sleeper peeks at and takes off at once.
 const DOORBELLS_PEEKED_MAX: usize = 64;
-/// The result of a sleep after which a turn must be looked at.
+/// The result of a sleep without news, after which the call looks again.
 const LOOKS_AGAIN: isize = -2;
 /// Time between two looks of a sleeper that is not certainly woken by a byte.
 const STEP_NS: u64 = 1_000_000;
@@ -152,7 +152,7 @@ pub(super) fn wait_for_bytes(
         if news() || sys::poll_now(connection.number(), libc::POLLIN) != 0 {
             return Ok(());
         }
-        if handlers.end_a_transfer() {
+        if is_interrupted(connection, handlers) {
             return Err(libc::EINTR);
         }
         left_ns = waits_so_far
@@ -196,7 +196,7 @@ fn spin(
     handlers: Handlers,
     news: impl FnMut() -> bool,
 ) -> Result<bool, i32> {
-    let kernels = (libc::SO_RCVTIMEO, libc::POLLIN | libc::POLLRDHUP);
+    let kernels = (libc::SO_RCVTIMEO, NEWS);
     match spinning::before_sleep(connection, end, handlers, kernels, news)? {
         Looked::Found => return Ok(true),
         Looked::Carrier(seen) if seen & !libc::POLLIN != 0 => {
@@ -216,7 +216,7 @@ enum Slept {
     Bytes(usize),
     /// The carrier has ended.
     Ended,
-    /// A turn must be looked at.
+    /// There is no news, and the call looks again.
     LooksAgain,
     Failed(i32),
 }
@@ -241,7 +241,7 @@ fn sleep_armed(
     let is_there = news() && (!only_closed_news(end) || turns::is_over(connection, end));
     let slept = if is_there {
         Slept::Not
-    } else if handlers.end_a_transfer() {
+    } else if is_interrupted(connection, handlers) {
         Slept::Failed(libc::EINTR)
     } else {
         let undo = || {
@@ -319,16 +319,7 @@ fn sleep_a_step(connection: &Connection, events: i16, left_ns: u64, handlers: Ha
         0 => STEP_NS,
         left_ns => left_ns.min(STEP_NS),
     };
-    let fd = connection.number();
-    match errno::keep(|| sleep::sleep_until(fd, events, limit_ns)) {
-        Ok(Some(seen)) => came_or_ended(seen),
-        Ok(None) => LOOKS_AGAIN,
-        Err(libc::EINTR) if !handlers.end_a_transfer() => LOOKS_AGAIN,
-        Err(error) => {
-            errno::set(error);
-            -1
-        }
-    }
+    sleep_in_poll(connection, events, limit_ns, handlers)
 }
 
 /// As [`sleep`], until a doorbell of a pair has rung, too. `pair_sleep` becomes the end of this
@@ -340,72 +331,35 @@ fn sleep_on_pair(
     doorbells: &Claim,
     pair_sleep: &mut PairSleep,
 ) -> isize {
-    let fd = connection.number();
     connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
-    let program_ns = match left_ns {
-        0 => sleep::timeout_ns(fd, libc::SO_RCVTIMEO),
-        left_ns => left_ns,
-    };
-    let limits = [Some(SLEEP_MAX_NS), express::look_limit_ns()];
-    let limit_ns = limits.into_iter().flatten().min();
-    let is_timed = program_ns != 0 && limit_ns.is_none_or(|limit| program_ns <= limit);
-    let limit_ns = if is_timed { Some(program_ns) } else { limit_ns };
-    let mut places = [
-        sleep::place(fd, libc::POLLIN | libc::POLLRDHUP),
-        doorbells.place(),
-    ];
+    let limit_ns = limit_ns(connection, left_ns, Some(SLEEP_MAX_NS));
+    let mut places = [sleep::place(connection.number(), NEWS), doorbells.place()];
     let result = errno::keep(|| sleep::sleep_on(&mut places, limit_ns));
     let [carrier, pair] = places;
     if result.is_ok() && doorbells.take_from(pair) {
         *pair_sleep = PairSleep::Rung;
+    } else if result == Ok(0) && limit_ns == Some(SLEEP_MAX_NS) {
+        *pair_sleep = PairSleep::TooLong;
     }
     match result {
-        Ok(0) if is_timed => {
-            errno::set(libc::EAGAIN);
-            -1
-        }
-        Ok(0) => {
-            if limit_ns == Some(SLEEP_MAX_NS) {
-                *pair_sleep = PairSleep::TooLong;
-            }
-            LOOKS_AGAIN
-        }
-        Err(libc::EINTR) if !handlers.end_a_transfer() => LOOKS_AGAIN,
+        Ok(_) if carrier.revents == 0 => LOOKS_AGAIN,
+        Ok(_) => came_or_ended(carrier.revents),
+        Err(libc::EINTR) if !is_interrupted(connection, handlers) => LOOKS_AGAIN,
         Err(error) => {
             errno::set(error);
             -1
         }
-        Ok(_) if carrier.revents == 0 => LOOKS_AGAIN,
-        Ok(_) => came_or_ended(carrier.revents),
     }
 }
 
-/// Sleeps until bytes are on the carrier (a number of them), it ended (0), a turn is to be looked
-/// at ([`LOOKS_AGAIN`]), or something went wrong (-1 and errno).
+/// Sleeps until bytes are on the carrier (a number of them), it ended (0), the call must look again
+/// ([`LOOKS_AGAIN`]), or something went wrong (-1 and errno).
 fn sleep(connection: &Connection, left_ns: u64, handlers: Handlers) -> isize {
     let entry = connection.entry;
-    if left_ns != 0 {
+    if left_ns != 0 || express::look_limit_ns().is_some() {
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
-        let events = libc::POLLIN | libc::POLLRDHUP;
-        let seen = sleep::sleep_until(connection.number(), events, left_ns);
-        return match seen.and_then(|seen| seen.ok_or(libc::EAGAIN)) {
-            Ok(seen) => came_or_ended(seen),
-            Err(error) => {
-                errno::set(error);
-                -1
-            }
-        };
-    }
-    if let Some(limit_ns) = express::look_limit_ns() {
-        entry.wakeups.fetch_add(1, Ordering::Relaxed);
-        return match sleep_until_look(connection, limit_ns, handlers) {
-            Some(Ok(seen)) => came_or_ended(seen),
-            Some(Err(error)) => {
-                errno::set(error);
-                -1
-            }
-            None => LOOKS_AGAIN,
-        };
+        let limit_ns = limit_ns(connection, left_ns, None);
+        return sleep_in_poll(connection, NEWS, limit_ns.unwrap_or(0), handlers);
     }
     let mut bells = [0u8; DOORBELLS_PEEKED_MAX];
     // SAFETY: `bells` is writable for its length. A `recv` of libc, so that time-outs, signals and
@@ -423,38 +377,55 @@ fn sleep(connection: &Connection, left_ns: u64, handlers: Handlers) -> isize {
     result
 }
 
+/// As [`sleep`], in `ppoll`, for at most `limit_ns`; 0 means no limit. If the time of the program's
+/// call is over then, the next wait finds that out.
+fn sleep_in_poll(connection: &Connection, events: i16, limit_ns: u64, handlers: Handlers) -> isize {
+    let (fd, call) = (connection.number(), (handlers, libc::SO_RCVTIMEO));
+    match errno::keep(|| sleep::sleep_in_call(fd, events, limit_ns, call)) {
+        Ok(Some(seen)) => came_or_ended(seen),
+        Ok(None) => LOOKS_AGAIN,
+        Err(error) => {
+            errno::set(error);
+            -1
+        }
+    }
+}
+
+/// The longest that a sleep may take, in which the library's own `ppoll` waits: `left_ns` of the
+/// program's time-out, or all of it if that is 0; until the next look at a turn; and `longest`.
+fn limit_ns(connection: &Connection, left_ns: u64, longest: Option<u64>) -> Option<u64> {
+    let program_ns = match left_ns {
+        0 => timeout_ns(connection),
+        left_ns => left_ns,
+    };
+    let program_ns = (program_ns != 0).then_some(program_ns);
+    let limits = [program_ns, express::look_limit_ns(), longest];
+    limits.into_iter().flatten().min()
+}
+
+/// The socket's time-out for receives; 0 for none.
+fn timeout_ns(connection: &Connection) -> u64 {
+    let words = &connection.local.express;
+    let is_accepted = connection.entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED != 0;
+    // A socket that became a carrier, or was replaced by one, had no options.
+    match words.is_carrier() && !words.has_lasting_option() && !is_accepted {
+        true => 0,
+        false => sleep::timeout_ns(connection.number(), libc::SO_RCVTIMEO),
+    }
+}
+
+/// The events that end a sleep.
+const NEWS: i16 = libc::POLLIN | libc::POLLRDHUP;
+
+/// True when a signal handler that has run since ends the program's call.
+fn is_interrupted(connection: &Connection, handlers: Handlers) -> bool {
+    sleep::is_interrupted(connection.number(), (handlers, libc::SO_RCVTIMEO))
+}
+
 /// The result of a sleep that these events of the carrier have ended: 1 for bytes, 0 for an end. If
 /// there are doorbells before the end, the next look takes them, too.
 fn came_or_ended(events: i16) -> isize {
     isize::from(events == libc::POLLIN)
-}
-
-/// Sleeps until there is something on the carrier, or until a turn must be looked at (`None`). A
-/// signal that does not end the program's call also ends this sleep with `None`.
-fn sleep_until_look(
-    connection: &Connection,
-    limit_ns: u64,
-    handlers: Handlers,
-) -> Option<Result<i16, i32>> {
-    let words = &connection.local.express;
-    let is_accepted = connection.entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED != 0;
-    // A socket that became a carrier, or was replaced by one, had no options.
-    let has_none = words.is_carrier() && !words.has_lasting_option() && !is_accepted;
-    let limit_ns = match has_none {
-        true => limit_ns,
-        false => match sleep::timeout_ns(connection.number(), libc::SO_RCVTIMEO) {
-            0 => limit_ns,
-            timeout_ns => limit_ns.min(timeout_ns),
-        },
-    };
-    let events = libc::POLLIN | libc::POLLRDHUP;
-    let fd = connection.number();
-    match errno::keep(|| sleep::sleep_until(fd, events, limit_ns)) {
-        Ok(None) => None,
-        Err(libc::EINTR) if !handlers.end_a_transfer() => None,
-        Ok(Some(seen)) => Some(Ok(seen)),
-        Err(error) => Some(Err(error)),
-    }
 }
 
 /// True when the only news is that the peer has closed. Then the carrier's end is under way, and

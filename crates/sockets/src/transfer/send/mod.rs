@@ -25,11 +25,12 @@ use crate::express::{returning, turns, unseen_waits};
 use crate::offload::liveness::send_liveness_settings;
 use crate::offload::{awaiting, endings};
 use crate::pairing::{self, leaving};
+use crate::system::deferral::{self, Handlers};
 use crate::system::{errno, sys};
 use crate::transfer::buffers;
 use crate::transfer::kernel_call::by_kernel;
 use crate::waiting::seen_waits;
-use crate::waiting::sleep::Deadline;
+use crate::waiting::sleep::{Deadline, is_interrupted};
 
 /// If a message of at most this size does not fit into a small ring, its rest goes on the carrier
 /// at once, so that no message of another thread comes between its parts. The kernel, too, would
@@ -263,6 +264,7 @@ pub(crate) fn carry(
         waits,
         done: 0,
         deadline: Deadline::default(),
+        handlers: None,
         inside: None,
     };
     loop {
@@ -298,6 +300,8 @@ struct Call<'c> {
     /// Bytes so far.
     done: usize,
     deadline: Deadline,
+    /// Signal handlers that ran before the first wait.
+    handlers: Option<Handlers>,
     /// From the first sleep on, so that the connection does not leave its channel before the call
     /// has sent everything: then the call would have to return a part of its count.
     inside: Option<Inside>,
@@ -375,10 +379,9 @@ impl Call<'_> {
                 Credit::WillRing => return self.ends_with(libc::EAGAIN),
             }
         }
-        match waiting::wait_for_credit(connection, inside, &mut self.deadline) {
-            Ok(()) => GOES_ON,
-            Err(error) => self.ends_with(error),
-        }
+        let handlers = *self.handlers.get_or_insert_with(deferral::handlers);
+        let waited = waiting::wait_for_credit(connection, inside, &mut self.deadline, handlers);
+        self.after_wait(waited, handlers)
     }
 
     /// The kernel's buffer is full: waits for room, if the call may.
@@ -394,8 +397,18 @@ impl Call<'_> {
         if self.inside.is_none() {
             return GOES_ON;
         }
-        match waiting::wait_for_kernel(connection, &mut self.deadline) {
+        let handlers = *self.handlers.get_or_insert_with(deferral::handlers);
+        let waited = waiting::wait_for_kernel(connection, &mut self.deadline);
+        self.after_wait(waited, handlers)
+    }
+
+    /// Any signal handler ends a call that has sent bytes (`sk_stream_wait_memory`).
+    fn after_wait(&self, waited: Result<(), i32>, handlers: Handlers) -> Went {
+        let call = (handlers, libc::SO_SNDTIMEO);
+        let restarts = || self.done == 0 && !is_interrupted(self.connection.number(), call);
+        match waited {
             Ok(()) => GOES_ON,
+            Err(libc::EINTR) if restarts() => GOES_ON,
             Err(error) => self.ends_with(error),
         }
     }

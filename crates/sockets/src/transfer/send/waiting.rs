@@ -8,20 +8,21 @@ use crate::connection::pending_errors;
 use crate::connection::{Connection, HINT_LOOK};
 use crate::direction::{self, Credit};
 use crate::direction::{doorbells, takeover};
-use crate::system::{cancellation, deferral, errno, real, sys};
+use crate::system::deferral::Handlers;
+use crate::system::{cancellation, errno, real, sys};
 use crate::transfer::spinning::{self, Looked};
 use crate::waiting::arming::{arm, disarm};
-use crate::waiting::sleep::{Deadline, sleep_for_news, sleep_until, timeout_ns};
+use crate::waiting::sleep::{Deadline, sleep_until, timeout_ns};
 
 /// Blocks until there may be credit, or the direction went down.
 pub(super) fn wait_for_credit(
     connection: &Connection,
     end: &End<'_>,
     deadline: &mut Deadline,
+    handlers: Handlers,
 ) -> Result<(), i32> {
     let limit_ns = deadline.left_ns(connection.number(), libc::SO_SNDTIMEO)?;
     let (entry, local) = (connection.entry, connection.local);
-    let handlers = deferral::handlers();
     let kernels = (libc::SO_SNDTIMEO, libc::POLLRDHUP);
     let looked = spinning::before_sleep(connection, end, handlers, kernels, || full_no_more(end))?;
     if let Looked::Found = looked {
@@ -93,13 +94,30 @@ fn full_no_more(end: &End<'_>) -> bool {
 /// Sleeps until bytes are on the carrier (their number), it ended (0), or something went wrong (-1
 /// and errno), within `SO_SNDTIMEO`.
 fn sleep_for_doorbell(fd: i32, limit_ns: u64) -> isize {
+    let mut bells = [0u8; 64];
+    // SAFETY: `bells` is writable. A `recv` of libc, so that signals restart it as they would
+    // restart a send.
+    let mut peek = |flags| unsafe {
+        let flags = libc::MSG_PEEK | flags;
+        real::recv(fd, bells.as_mut_ptr().cast(), bells.len(), flags)
+    };
     if limit_ns == 0 && timeout_ns(fd, libc::SO_RCVTIMEO) == 0 {
-        let mut bells = [0u8; 64];
-        // SAFETY: `bells` is writable. A `recv` of libc, so that signals restart it exactly as they
-        // would restart a send.
-        return unsafe { real::recv(fd, bells.as_mut_ptr().cast(), bells.len(), libc::MSG_PEEK) };
+        return peek(0);
     }
-    sleep_for_news(fd, limit_ns)
+    match sleep_until(fd, libc::POLLIN | libc::POLLRDHUP, limit_ns) {
+        Ok(Some(_)) => {}
+        Ok(None) => {
+            errno::set(libc::EAGAIN);
+            return -1;
+        }
+        Err(_) => return -1,
+    }
+    // `poll` reports an end in the same way as doorbells, whether doorbells are before it or not.
+    match peek(libc::MSG_DONTWAIT) {
+        // Another thread has taken the doorbells.
+        -1 if errno::get() == libc::EAGAIN => 1,
+        seen => seen,
+    }
 }
 
 /// Sleeps until the kernel takes more, within `SO_SNDTIMEO`. The caller is inside the region.
