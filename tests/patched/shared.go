@@ -107,7 +107,7 @@ import (
 	"unsafe"
 )
 
-const length = 1500 * time.Millisecond
+const length = 700 * time.Millisecond
 
 var connections [16]*net.TCPConn // open until the end
 var turns [16]int

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-const length = 1500 * time.Millisecond
+const length = 700 * time.Millisecond
 
 // Calls f on a stack that has to grow.
 func deep(frames int, f func()) byte {

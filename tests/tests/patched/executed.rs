@@ -102,7 +102,7 @@ fn programs_run_on_when_the_helper_that_patches_them_is_killed() {
         host::skipped("this kernel does not tell a process's children (CONFIG_PROC_CHILDREN)");
         return;
     }
-    let kills = host::rounds(500);
+    let kills = host::rounds(200);
     let directory = tempfile::tempdir().expect("scratch");
     let parent = compile(directory.path(), "cc", &["-O2", "-w"], "kills.c");
     for compiler in ["cc", "musl-gcc"] {

@@ -126,7 +126,7 @@ fn millions_of_calls_of_preempted_goroutines_have_the_kernels_answers() {
     if host::require(["go"]).is_none() {
         return;
     }
-    let calls = host::rounds(2_000_000);
+    let calls = host::rounds(1_000_000);
     let directory = tempfile::tempdir().expect("scratch");
     let options = ["CGO_ENABLED=0", "go", "build"];
     let program = compile(directory.path(), "env", &options, "many.go");
