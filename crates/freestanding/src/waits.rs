@@ -25,7 +25,7 @@ static ENDS_BY: AtomicPtr<Ends> = AtomicPtr::new(core::ptr::null_mut());
 
 /// From now on a thread's word ends its waiting calls.
 pub fn end_by(ends: &'static Ends) {
-    // Release pairs with Acquire in `call`.
+    // Release pairs with Acquire in `call` and `end_here`.
     ENDS_BY.store(core::ptr::from_ref(ends).cast_mut(), Ordering::Release);
 }
 
@@ -35,6 +35,16 @@ pub fn end_by(ends: &'static Ends) {
 pub fn is_ended() -> bool {
     // Relaxed: at worst, `end_by` is called again.
     !ENDS_BY.load(Ordering::Relaxed).is_null()
+}
+
+/// True when the calling thread's waiting calls end: the program's call is to end, too.
+#[inline]
+#[must_use]
+pub fn end_here() -> bool {
+    // SAFETY: `end_by` has stored it: a static. Acquire pairs with its Release.
+    let ends = unsafe { ENDS_BY.load(Ordering::Acquire).as_ref() };
+    // Relaxed: the word is the thread's own.
+    ends.is_some_and(|ends| (ends.word)().load(Ordering::Relaxed) == ENDS)
 }
 
 /// A system call that may wait.

@@ -1,5 +1,7 @@
 //! Sleeping in the kernel on one socket, within its time-outs.
 
+use toehold_freestanding::waits;
+
 use crate::system::deferral::Handlers;
 use crate::system::{errno, real, sys};
 
@@ -80,9 +82,12 @@ pub(crate) fn sleep_in_call(
 }
 
 /// True when a signal handler that has run since ends a transfer: one without `SA_RESTART`, or any
-/// when the socket has the time-out `option` (signal(7)).
+/// when the socket has the time-out `option` (signal(7)). Also when the thread was cancelled
+/// ([`crate::system::cancellation`]).
 pub(crate) fn is_interrupted(fd: i32, (handlers, option): (Handlers, i32)) -> bool {
-    handlers.end_a_transfer() || handlers.end_a_wait() && timeout_ns(fd, option) != 0
+    handlers.end_a_transfer()
+        || waits::end_here()
+        || handlers.end_a_wait() && timeout_ns(fd, option) != 0
 }
 
 /// A place of `ppoll`.
