@@ -216,7 +216,7 @@ fn send_restart(pair: &Pair, option: Option<i32>) {
         let (mut late, mut result) = (0, sys::send(pair.fd, b"late", 0));
         // The kernel may have got room again.
         while option == Some(libc::SO_SNDTIMEO) && result.len() > 0 {
-            late += result.len();
+            late += result.len() + fill(pair);
             result = sys::send(pair.fd, b"late", 0);
         }
         late += result.len();
@@ -232,7 +232,7 @@ fn send_restart(pair: &Pair, option: Option<i32>) {
         receive_all(pair.fd, &mut vec![0; sent]);
         let mut late = vec![0; pair.hear() as usize];
         receive_all(pair.fd, &mut late);
-        pair.say("late", late.iter().all(|byte| b"late".contains(byte)));
+        pair.say("late", late.iter().all(|byte| b"late\x05".contains(byte)));
         pair.step();
     }
 }
