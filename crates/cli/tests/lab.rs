@@ -417,7 +417,10 @@ fn a_full_disk_is_one_sentence_and_finished_rounds_are_kept() {
         return;
     }
     let folder = Folder::new();
-    let plan = folder.file("tiny.toml", &PLAN.replace("rounds = 2", "rounds = 50"));
+    // Longer measurements than of the other tests: each of many rounds must have an operation.
+    let plan = PLAN.replace("rounds = 2", "rounds = 50");
+    let plan = plan.replace("seconds = 0.1", "seconds = 0.3");
+    let plan = folder.file("tiny.toml", &plan);
     let disk = folder.path("disk");
     fs::create_dir(&disk).expect("room");
     // Room for a few rounds and for the files that replace them.
