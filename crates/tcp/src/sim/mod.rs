@@ -14,6 +14,7 @@ mod host;
 mod impair;
 mod link;
 mod pattern;
+mod report;
 mod rival;
 mod role;
 mod scenario;
@@ -21,10 +22,11 @@ mod spares;
 mod world;
 
 pub use link::Impairments;
+pub use report::Report;
 pub use rival::Kind as RivalKind;
 pub use role::Role;
 pub use scenario::Scenario;
-pub use world::{Report, World};
+pub use world::World;
 
 /// Runs the scenario of `seed` to its end.
 ///

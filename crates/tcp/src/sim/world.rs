@@ -12,6 +12,7 @@ use super::checker::{self, Checker};
 use super::host::{Handshake, Host, LINK_BYTES, Program, SERVER_PORT, address_of, frame, host_of};
 use super::impair::{Cut, flip_bit, fragments, mark_congestion, shrink_window, too_big};
 use super::link::Fate;
+use super::report::Report;
 use super::rival::Rival;
 use super::scenario::Scenario;
 use super::spares::Spares;
@@ -31,40 +32,6 @@ const LINK_PAUSE: Duration = Duration::from_micros(100);
 const FRAME_BYTES_MAX: usize = 70_000;
 /// The number of scoreboard records that are checked per step on average, if there are more.
 const RECORDS_A_STEP: usize = 8;
-
-/// The results of a simulation.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Report {
-    /// Connections that were attempted.
-    pub connections: u64,
-    /// Connections whose both ends finished in order.
-    pub finished: u64,
-    /// Of these, the ones that both ends opened at once.
-    pub simultaneous: u64,
-    /// Virtual time during which connections existed; both ends count as one.
-    pub connection_time: Duration,
-    /// Virtual time from the first event to the last.
-    pub virtual_time: Duration,
-    /// Packets that entered a link.
-    pub packets: u64,
-    /// Packets that a link lost, changed or delivered twice.
-    pub impaired: u64,
-    /// Payload bytes received and compared.
-    pub bytes: u64,
-    /// Retransmissions of all engines.
-    pub retransmissions: u64,
-    /// Programs that let go of a connection before its end.
-    pub departures: u64,
-    /// SYN cookies of all engines, and those that came back.
-    pub cookies: (u64, u64),
-    /// SYNs with payload of all engines; SYNs that opened a connection to its program; and SYNs
-    /// that were acknowledged with their payload (RFC 7413).
-    pub fast_opens: [u64; 3],
-    /// Payload received, by transfer.
-    pub bytes_by_flow: Vec<u64>,
-    /// Bytes of the rivals that have arrived.
-    pub rival_bytes: Vec<u64>,
-}
 
 #[derive(Debug)]
 enum Happening {
@@ -240,19 +207,8 @@ impl World {
         self.report.rival_bytes = rivals.collect();
         self.report.virtual_time = self.now.since(Instant::ZERO);
         for host in &self.hosts {
-            let counters = host.engine.counters();
-            self.report.cookies.0 += counters.cookies_sent;
-            self.report.cookies.1 += counters.cookies_accepted;
-            let all = &mut self.report.fast_opens;
-            all[0] += counters.fast_opens_sent;
-            all[1] += counters.fast_opens_accepted;
-            all[2] += counters.fast_opens_acknowledged;
+            self.report.add(&host.engine.counters());
         }
-        self.report.retransmissions += self
-            .hosts
-            .iter()
-            .map(|host| host.engine.counters().retransmissions)
-            .sum::<u64>();
         self.report
     }
 
