@@ -107,7 +107,7 @@ import (
 	"unsafe"
 )
 
-const length = 700 * time.Millisecond
+const length = 1500 * time.Millisecond
 
 var connections [16]*net.TCPConn // open until the end
 var turns [16]int
@@ -192,7 +192,7 @@ func main() {
 	pprof.StopCPUProfile()
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
-	fmt.Println(wrong, "wrong; some trips:", trips > 10, "collections:", memory.NumGC > 2,
+	fmt.Println(wrong, "wrong; some trips:", trips > 100, "collections:", memory.NumGC > 2,
 		"profile:", profile.Len() > 100)
 	io.Copy(io.Discard, os.Stdin)
 	runtime.KeepAlive(&connections)
