@@ -281,7 +281,13 @@ fn ten_thousand(role: &Role) {
     }
     let port = role.hear_port();
     // A busy host takes long for each of these steps. The lines show that the case makes progress.
-    let connections: Vec<Fd> = (0..connections).map(|_| role.connect(port)).collect();
+    let connect = |number| {
+        if number % (CONNECTIONS / 10) == 0 {
+            role.say("connections", number);
+        }
+        role.connect(port)
+    };
+    let connections: Vec<Fd> = (0..connections).map(connect).collect();
     role.say("connections", connections.len());
     connections.iter().for_each(|fd| echo(*fd, 0));
     role.say("served once", connections.len());
