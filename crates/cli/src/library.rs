@@ -80,7 +80,8 @@ fn find_among(candidates: Vec<PathBuf>) -> Result<PathBuf, FindError> {
 
 /// An explicit choice has no fallback, because a fallback would hide that the choice is wrong.
 fn candidates(chosen: Option<PathBuf>, program: Option<&Path>) -> Vec<PathBuf> {
-    if let Some(path) = chosen {
+    // An empty variable is one that is not set, as in other programs.
+    if let Some(path) = chosen.filter(|path| !path.as_os_str().is_empty()) {
         return vec![path];
     }
     let Some(directory) = program.and_then(Path::parent) else {
@@ -114,6 +115,15 @@ mod tests {
             "/usr/lib/libtoehold.so",
         ];
         assert_eq!(places, expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn empty_choice_is_none() {
+        let program = Some(Path::new("/usr/bin/toehold"));
+        assert_eq!(
+            candidates(Some(PathBuf::new()), program),
+            candidates(None, program)
+        );
     }
 
     #[test]

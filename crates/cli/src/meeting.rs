@@ -29,6 +29,8 @@ impl Meeting {
             matches!(asked, Ok(_) | Err(ClientError::TimedOut))
         };
         let in_environment = env::var_os("TOEHOLD_RUNTIME_DIR").map(PathBuf::from);
+        // The runtime directory ignores other values, too.
+        let in_environment = in_environment.filter(|path| path.is_absolute());
         let own = || match in_environment.as_deref() == Some(&*system) {
             // A program under the system adapter has that adapter's directory in its environment.
             true => runtime_dir::default_path_without_ours(),

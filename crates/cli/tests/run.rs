@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -324,13 +325,19 @@ fn terminate(pid: impl TryInto<i32>) {
     kill_process(pid.expect("a process"), Signal::TERM).expect("it runs");
 }
 
-/// Listens like an adapter and answers one question with a version that does not exist.
-fn another_version(path: &Path) -> thread::JoinHandle<()> {
+/// Listens like an adapter.
+fn adapter_socket(path: &Path) -> OwnedFd {
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
     let listener = socket_with(family, SocketType::SEQPACKET, flags, None).expect("a socket");
     let address = SocketAddrUnix::new(path).expect("a short path");
     net::bind(&listener, &address).expect("nobody is there");
     net::listen(&listener, 1).expect("it is bound");
+    listener
+}
+
+/// Listens like an adapter and answers one question with a version that does not exist.
+fn another_version(path: &Path) -> thread::JoinHandle<()> {
+    let listener = adapter_socket(path);
     let patience = Some(Duration::from_secs(60));
     set_socket_timeout(&listener, Timeout::Recv, patience).expect("a socket");
     thread::spawn(move || {
@@ -372,6 +379,21 @@ fn where_the_system_adapter_does_not_run_its_own_start_is_advised() {
     let said = error_of(&output(&mut command));
     assert_one_sentence(&said);
     assert!(said.contains("systemctl start toehold-adapter"), "{said}");
+}
+
+#[test]
+fn empty_variable_does_not_hide_the_system_adapter() {
+    let scratch = tempfile::tempdir().expect("scratch directory");
+    // An adapter too busy to answer counts as running.
+    let _busy = adapter_socket(&scratch.path().join("adapter.sock"));
+    let mut command = toehold();
+    command.arg("status").env("TOEHOLD_RUNTIME_DIR", "");
+    // This user's own adapter has ended.
+    fs::create_dir(scratch.path().join("toehold")).expect("a directory");
+    command.env("XDG_RUNTIME_DIR", scratch.path());
+    command.env("TOEHOLD_SYSTEM_DIR", scratch.path());
+    let said = error_of(&output(&mut command));
+    assert!(said.contains("did not answer"), "{said}");
 }
 
 #[test]
