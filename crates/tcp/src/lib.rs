@@ -60,7 +60,7 @@ pub use host::{
 };
 pub use random::Random;
 pub use share::{Share, Spread};
-pub use state::{CloseReason, Phase, State};
+pub use state::{CloseReason, Departure, Phase, State};
 pub use time::{Duration, Instant};
 pub use wire::Malformed;
 pub use wire::checksum::Sum as ChecksumSum;

@@ -65,6 +65,15 @@ pub enum Phase {
     Loss,
 }
 
+/// That a program has left its connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Departure {
+    /// Both streams have ended. The program may have closed the connection, or may still hold it.
+    Possible,
+    /// No program waits for the remote.
+    Certain,
+}
+
 //= RFC 9293#3.6
 //# If the local TCP connection is closed by the remote side due to a FIN or RST received from
 //# the remote side, then the local application MUST be informed whether it closed normally or

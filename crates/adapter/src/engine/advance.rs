@@ -2,7 +2,7 @@
 
 use std::time::Instant as Clock;
 
-use toehold_tcp::{CloseReason, State};
+use toehold_tcp::{CloseReason, Departure, State};
 
 use super::flow::{Flow, Opener, ProgramEnding, Stage};
 use super::relay::{Delivery, Gone, StepContext};
@@ -176,8 +176,8 @@ impl Flow {
                 self.depart_from_carrier(cx);
             }
         }
-        if self.is_unattended(delivery) {
-            cx.engine.note_departure(self.id);
+        if let Some(departure) = self.departure(delivery) {
+            cx.engine.note_departure(self.id, departure);
         }
         if self.program.has_departed() {
             delivery = Delivery::Complete;
@@ -206,11 +206,14 @@ impl Flow {
         }
     }
 
-    /// True when no program waits for the remote. Once both streams have ended, the kernel does not
+    /// Whether no program waits for the remote. Once both streams have ended, the kernel does not
     /// tell whether the program has closed; it can only wait for its last bytes to arrive.
-    fn is_unattended(&self, delivery: Delivery) -> bool {
+    fn departure(&self, delivery: Delivery) -> Option<Departure> {
         let have_both_finished = self.program.has_finished() && self.remote.has_finished();
-        self.program.has_departed() || have_both_finished && delivery == Delivery::Complete
+        if self.program.has_departed() {
+            return Some(Departure::Certain);
+        }
+        (have_both_finished && delivery == Delivery::Complete).then_some(Departure::Possible)
     }
 
     fn move_both_ways(&mut self, cx: &mut StepContext<'_>) -> Result<Delivery, Gone> {

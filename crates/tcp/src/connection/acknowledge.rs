@@ -6,7 +6,7 @@ use super::congestion::Cause;
 use super::sent::Delivered;
 use super::{Conditions, Connection, Context, LossTimer, News};
 use crate::position::{Position, Span};
-use crate::state::Phase;
+use crate::state::{Departure, Phase};
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::{Flags, Segment};
 
@@ -117,13 +117,14 @@ impl Connection {
         self.retries > 0 && self.snd_edge == self.snd_una
     }
 
-    /// An answer to a probe shows that the remote is alive. If no program waits for the remote any
-    /// more, the remote must also accept data (RFC 6429 section 3; Linux, tcp_probe_timer).
-    /// Otherwise a remote that keeps its window closed would hold our memory for ever.
+    /// An answer to a probe shows that the remote is alive. If perhaps no program waits for the
+    /// remote any more, the remote must also accept data (RFC 6429 section 3; Linux,
+    /// tcp_probe_timer). Otherwise a remote that keeps its window closed would hold our memory for
+    /// ever.
     fn note_answer(&mut self) {
         let has_more = self.snd_una < self.snd_nxt || self.is_waiting_for_window();
         let takes_nothing = has_more && self.snd_edge == self.snd_una;
-        if !(takes_nothing && self.is_unattended()) {
+        if !(takes_nothing && self.departure() == Some(Departure::Possible)) {
             self.retries = 0;
         }
     }

@@ -158,6 +158,7 @@ impl Connection {
             quick_acks: QUICK_ACKS,
             answered_at: super::half_seconds(open.now).wrapping_sub(1),
             options,
+            departure: None,
             //= RFC 9768#3.1.1
             //# The TCP Client MUST NOT enter AccECN mode (or any feedback mode) before it has
             //# received the first SYN/ACK.

@@ -3,7 +3,7 @@
 use super::{Conditions, Connection, Context, News};
 use crate::config::Keepalive;
 use crate::position::Position;
-use crate::state::{CloseReason, State};
+use crate::state::{CloseReason, Departure, State};
 use crate::time::{Duration, Instant};
 
 impl Connection {
@@ -91,15 +91,18 @@ impl Connection {
         }
     }
 
-    /// The program is gone. Published data is still sent; but a remote that keeps its window closed
-    /// is given up, as after [`Self::release`].
-    pub(crate) fn note_departure(&mut self) {
-        self.news.0 |= News::DEPARTED;
+    /// The program is gone, or may be. Published data is still sent; but a remote that keeps its
+    /// window closed is given up.
+    pub(crate) fn note_departure(&mut self, departure: Departure) {
+        self.departure = Some(departure);
     }
 
-    /// True when no program waits for the remote.
-    pub(super) fn is_unattended(&self) -> bool {
-        self.news.has(News::DEPARTED) || self.conditions.has(Conditions::RELEASED)
+    /// Whether no program waits for the remote.
+    pub(super) fn departure(&self) -> Option<Departure> {
+        match self.conditions.has(Conditions::RELEASED) {
+            true => Some(Departure::Certain),
+            false => self.departure,
+        }
     }
 
     /// Sets when a silent remote is probed, and when the connection is given up.

@@ -6,7 +6,7 @@ use super::GRANULARITY;
 use super::{Conditions, Connection, Context};
 use crate::config::Config;
 use crate::position::Position;
-use crate::state::{CloseReason, Phase, State};
+use crate::state::{CloseReason, Departure, Phase, State};
 use crate::time::{Duration, Instant};
 
 /// RFC 8985 section 7.2: the longest time by which a remote may delay the acknowledgement of a
@@ -14,6 +14,13 @@ use crate::time::{Duration, Instant};
 const REMOTE_ACK_DELAY_MAX: Duration = Duration::from_millis(200);
 /// RFC 8985 section 7.2 leaves the lower bound to the implementation: our timers are no finer.
 const PROBE_AFTER_MIN: Duration = Duration::from_millis(2);
+
+/// Unanswered probes of a closed window before the remote is given up, if no program waits for it.
+const PROBES_AFTER_DEPARTURE: u8 = 8;
+/// The time without an acknowledgement after which a remote is given up, if no program waits for
+/// it: as much as [`PROBES_AFTER_DEPARTURE`] retransmissions take with Linux's shortest timeout.
+const SILENCE_AFTER_DEPARTURE: Duration =
+    Duration::from_millis(200 * ((1 << (PROBES_AFTER_DEPARTURE + 1)) - 1));
 
 /// The timer that expires at `loss_deadline`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,7 +144,9 @@ impl Connection {
         let user_timeout = self.options.user_timeout;
         let is_too_long = user_timeout.map(|limit| cx.now.since(self.stalled_since) >= limit);
         let is_too_many = if self.state.is_synchronized() {
-            is_too_long.unwrap_or(self.retries > cx.config.retries_max)
+            is_too_long.unwrap_or_else(|| {
+                self.retries > cx.config.retries_max || self.is_given_up_early(cx)
+            })
         } else {
             // Like Linux (tcp_write_timeout): the earlier of two limits.
             let most = self
@@ -150,6 +159,19 @@ impl Connection {
             self.close_for_silence();
         }
         is_too_many
+    }
+
+    /// Like Linux (tcp_orphan_retries): no program waits for the remote, so the remote keeps our
+    /// memory for less time. If the remote answers probes and keeps its window closed, it is given
+    /// up when the interval between probes cannot grow any more.
+    fn is_given_up_early(&self, cx: &Context<'_>) -> bool {
+        let is_long = cx.now.since(self.stalled_since) >= SILENCE_AFTER_DEPARTURE;
+        let is_slowest = self.rtt.timeout(cx.config) >= cx.config.rto_max;
+        let is_too_much = match self.is_waiting_for_window() && self.snd_una == self.snd_nxt {
+            true => self.retries > PROBES_AFTER_DEPARTURE || is_long && is_slowest,
+            false => is_long,
+        };
+        is_too_much && self.departure() == Some(Departure::Certain)
     }
 
     /// Like Linux (tcp_write_err): if there was a soft error and the remote was not heard since,
@@ -192,13 +214,13 @@ impl Connection {
     /// The connection makes no progress. Answers from a remote that keeps its window closed do not
     /// end a stall. Keepalive probes before this data was sent are not among its retries: as on
     /// Linux, probes and retransmissions have a limit each (`icsk_probes_out`, `icsk_retransmits`).
-    /// A connection for which no program waits gets no retries back, so that its remote cannot
-    /// prolong it.
+    /// A connection for which perhaps no program waits gets no retries back, so that its remote
+    /// cannot prolong it.
     fn note_stall(&mut self, now: Instant) {
         if !self.is_stalled() {
             self.stalled_since = self.scoreboard.oldest_sent_at().unwrap_or(now);
             self.stalled_at = self.snd_una.0 as u32;
-            if !self.is_unattended() {
+            if self.departure() != Some(Departure::Possible) {
                 self.retries = 0;
             }
         }

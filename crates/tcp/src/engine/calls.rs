@@ -10,7 +10,7 @@ use crate::connection::{Conditions, Connection, Context, News};
 use crate::flow::FlowKey;
 use crate::host::{CallError, ConnectError, ConnectionId, ConnectionInfo, ListenError, ListenerId};
 use crate::position::Position;
-use crate::state::{CloseReason, State};
+use crate::state::{CloseReason, Departure, State};
 use crate::time::{Duration, Instant};
 use crate::wire::ethernet::MacAddress;
 use crate::wire::ip::Address;
@@ -325,13 +325,17 @@ impl Engine {
         })
     }
 
-    /// The program behind the connection is gone, but the host keeps the connection until the
-    /// remote has all bytes. From now on a remote that keeps its window closed is given up after
-    /// [`Config::retries_max`](crate::Config::retries_max) probes, even if it answers them (RFC
-    /// 6429 section 3), as after [`Self::release`].
-    pub fn note_departure(&mut self, id: ConnectionId) {
+    /// The program behind the connection is gone, or may be, but the host keeps the connection
+    /// until the remote has all bytes.
+    ///
+    /// From now on a remote that keeps its window closed is given up, even if it answers the probes
+    /// (RFC 6429 section 3): after [`Config::retries_max`](crate::Config::retries_max) probes if
+    /// the departure is possible. If it is certain, the remote is given up earlier, also when it is
+    /// silent, as Linux gives up the remote of a closed socket. [`Self::release`] is a certain
+    /// departure.
+    pub fn note_departure(&mut self, id: ConnectionId, departure: Departure) {
         if let Some(slot) = self.slot_of(id) {
-            self.slots[slot as usize].note_departure();
+            self.slots[slot as usize].note_departure(departure);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The ends of connections and the state that remains: scripts of segments.
 
 use crate::script::{Stage, plain};
-use toehold_tcp::{CloseReason, ConnectionId, Duration, Options, State};
+use toehold_tcp::{CloseReason, ConnectionId, Departure, Duration, Options, State};
 
 /// A server closes first, more often than TIME-WAIT lasts. There is room for three connections.
 #[test]
@@ -86,16 +86,9 @@ fn the_end_is_reported_once() {
 /// nothing would hold our memory for ever.
 #[test]
 fn who_takes_nothing_from_a_host_that_has_gone_is_given_up() {
-    type Act = fn(&mut Stage, ConnectionId);
-    let releases: Act = |stage, id| stage.engine.release(stage.now, id).unwrap();
-    // The host keeps the connection, because of the ring.
-    let departs: Act = |stage, id| {
-        stage.engine.finish(stage.now, id).unwrap();
-        stage.engine.note_departure(id);
-    };
     // Data, data that is in flight when the window closes, and only a FIN.
     for (window, bytes) in [(0, 1_000), (10_000, 1_000), (0, 0)] {
-        for act in [releases, departs] {
+        for (act, is_certain) in [(RELEASES, true), (DEPARTS, true), (MAY_DEPART, false)] {
             let mut stage = plain();
             let id = stage.accepted("", window);
             stage.engine.publish(id, bytes).unwrap();
@@ -108,11 +101,57 @@ fn who_takes_nothing_from_a_host_that_has_gone_is_given_up() {
                 stage.remote(". 1:1(0) ack 1 win 0");
             }
             assert!(is_open(&stage), "it has time");
+            // Linux (tcp_probe_timer): until the time between probes is at its upper bound.
+            for _ in 0..6 {
+                stage.wait(Duration::from_secs(30));
+                stage.remote(". 1:1(0) ack 1 win 0");
+            }
+            assert_eq!(is_open(&stage), !is_certain, "{:?}", (window, bytes));
             for _ in 0..60 {
                 stage.wait(Duration::from_secs(30));
                 stage.remote(". 1:1(0) ack 1 win 0");
             }
             assert!(!is_open(&stage), "{:?}", (window, bytes));
+        }
+    }
+}
+
+type Act = fn(&mut Stage, ConnectionId);
+
+const RELEASES: Act = |stage, id| stage.engine.release(stage.now, id).unwrap();
+/// The host keeps the connection, because of the ring.
+const DEPARTS: Act = |stage, id| {
+    stage.engine.finish(stage.now, id).unwrap();
+    stage.engine.note_departure(id, Departure::Certain);
+};
+const MAY_DEPART: Act = |stage, id| {
+    stage.engine.finish(stage.now, id).unwrap();
+    stage.engine.note_departure(id, Departure::Possible);
+};
+
+/// Linux (tcp_orphan_retries): a silent remote for which no program waits is given up at the first
+/// timeout after as much time as eight retransmissions take with the shortest timeout.
+#[test]
+fn silent_remote_of_a_host_that_has_gone_is_given_up_early() {
+    let finishes: Act = |stage, id| stage.engine.finish(stage.now, id).unwrap();
+    for (act, is_early) in [
+        (RELEASES, true),
+        (DEPARTS, true),
+        (MAY_DEPART, false),
+        (finishes, false),
+    ] {
+        // Data in flight, and data that waits for a window.
+        for window in [10_000, 0] {
+            let mut stage = plain();
+            let id = stage.accepted("", window);
+            stage.engine.publish(id, 1_000).unwrap();
+            stage.forget_sent();
+            act(&mut stage, id);
+            stage.wait(Duration::from_secs(76));
+            assert!(stage.engine.holds_ring(id));
+            stage.wait(Duration::from_secs(100));
+            let is_open = stage.engine.holds_ring(id);
+            assert_eq!(is_open, !is_early, "window {window}");
         }
     }
 }
