@@ -9,7 +9,8 @@ use crate::entropy;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use toehold_freestanding::diag::{
-    ANY_COOKIE, HEADER_BYTES, INFO, INODE_AT, TCP_LISTEN, TcpQuestion, inode_in,
+    ANY_COOKIE, HEADER_BYTES, INFO, INODE_AT, SOCK_DIAG_BY_FAMILY, TCP_LISTEN, TcpQuestion,
+    inode_in,
 };
 
 /// A TCP socket, as the kernel describes it.
@@ -48,6 +49,15 @@ impl Diag {
         // The kernel reads the lengths of the queues before its counts.
         let first = ask()?;
         (ask()? == first).then_some(first)
+    }
+
+    /// Whether a process has the connection with these addresses open. A socket that was closed may
+    /// still exist for a while. `None` when the kernel gives no answer.
+    pub(crate) fn is_held(&self, local: SocketAddr, remote: SocketAddr) -> Option<bool> {
+        let question = question_about(local, remote, ANY_COOKIE);
+        let number = entropy::bits().ok()?[0] as u32;
+        let request = question.bytes(number, libc::NLM_F_REQUEST);
+        self.answer(&request, number, is_held)
     }
 
     /// All TCP sockets of this socket's namespace except those in TIME-WAIT. `None` when the kernel
@@ -143,6 +153,20 @@ fn parse(body: &[u8]) -> Option<TcpSocket> {
     })
 }
 
+/// An answer to a question about one connection.
+fn is_held(reply: &[u8]) -> Option<bool> {
+    let body = reply.get(HEADER_BYTES..)?;
+    let kind = u16::from_ne_bytes(reply.get(4..6)?.try_into().ok()?);
+    if i32::from(kind) == libc::NLMSG_ERROR {
+        let error = i32::from_ne_bytes(*body.first_chunk()?);
+        return (error == -libc::ENOENT).then_some(false);
+    }
+    // If there is no connection, the kernel answers with the socket that would get one.
+    let is_connection = *body.get(STATE_AT)? != TCP_LISTEN;
+    let is_open = body.get(INODE_AT..INODE_AT + 4)? != [0; 4];
+    (kind == SOCK_DIAG_BY_FAMILY).then_some(is_connection && is_open)
+}
+
 /// `struct inet_diag_msg`, and behind it its attributes, each with its length and kind.
 fn moved(body: &[u8]) -> Option<Moved> {
     let word = |at: usize| {
@@ -170,6 +194,8 @@ const LOCAL_PORT_AT: usize = 4;
 const REMOTE_PORT_AT: usize = 6;
 const LOCAL_IP_AT: usize = 8;
 const REMOTE_IP_AT: usize = 24;
+/// `idiag_state`.
+const STATE_AT: usize = 1;
 /// `idiag_uid`.
 const UID_AT: usize = 64;
 /// include/net/tcp_states.h.
@@ -205,6 +231,35 @@ mod tests {
             assert_ne!(other, inode, "{any}");
             assert_ne!(other, Some(inode_of(&server)), "{any}: a connection only");
         }
+    }
+
+    /// A closed socket whose other end is open remains for a while, in FIN-WAIT-2.
+    #[test]
+    fn connection_is_held_until_its_program_closes() {
+        let diag = Diag::open().expect("a question");
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(address).expect("bound");
+            let target = listener.local_addr().expect("an address");
+            let client = TcpStream::connect(target).expect("connected");
+            let local = client.local_addr().expect("an address");
+            let (server, _) = listener.accept().expect("accepted");
+            for end in [(local, target), (target, local)] {
+                assert_eq!(diag.is_held(end.0, end.1), Some(true));
+            }
+            let finished = server.shutdown(std::net::Shutdown::Write);
+            finished.expect("connected");
+            let second = server.try_clone().expect("a descriptor");
+            drop(server);
+            assert_eq!(diag.is_held(target, local), Some(true));
+            drop(second);
+            assert_eq!(diag.is_held(target, local), Some(false));
+            assert_eq!(diag.is_held(local, target), Some(true));
+            drop(client);
+            // Now the kernel answers with the listener.
+            assert_eq!(diag.is_held(target, local), Some(false));
+        }
+        let nowhere = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 1);
+        assert_eq!(diag.is_held(nowhere, nowhere), Some(false));
     }
 
     #[test]

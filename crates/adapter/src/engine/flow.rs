@@ -190,8 +190,8 @@ pub(super) struct Flow {
     pub(super) window_bytes_max: u32,
     pub(super) remote: RemoteEnding,
     pub(super) program: ProgramEnding,
-    /// When the program finished, while its carrier is watched for the end of its socket.
-    pub(super) finished_at: Option<toehold_tcp::Instant>,
+    /// When the program was last known to have its socket open, after it has finished.
+    pub(super) held_at: Option<Instant>,
     pub(super) closed: Option<CloseReason>,
     /// Calls that moved bytes on the carrier, and bytes before them, since a channel was last asked
     /// for or given up.
@@ -242,7 +242,7 @@ impl Flow {
             window_bytes_max,
             remote: RemoteEnding::NotYet,
             program: ProgramEnding::NotYet,
-            finished_at: None,
+            held_at: None,
             closed: None,
             calls: 0,
             bytes_before: 0,

@@ -18,6 +18,7 @@ use super::memory::Streams;
 use super::rings::{RING_BYTES_MAX, RING_BYTES_MIN, STEP_LOG2};
 use super::sys;
 use super::tcp_config::{self, PROOF_OF_READING_BYTES};
+use crate::diag::Diag;
 
 /// Bytes after which the number of bytes in flight is computed again.
 const BYTES_BETWEEN_LOOKS: u64 = 1 << 20;
@@ -385,10 +386,8 @@ impl Flow {
         if self.program.has_finished() && !was_finished {
             let _ = cx.engine.finish(cx.now, self.id);
             if !self.remote.has_finished() && !self.program.has_closed() {
-                // Only the kernel knows whether the program has closed or still reads, and the
-                // remote may never finish.
-                let _ = sys::report_peer_close(&self.carrier.socket);
-                self.finished_at = Some(cx.now);
+                // The program has closed or still reads, and the remote may never finish.
+                self.held_at = Some(cx.now);
             }
         }
         result
@@ -448,13 +447,40 @@ impl Flow {
         is_unheard
     }
 
-    /// The carrier was reset. True when this is the kernel's answer to the keepalive of
-    /// [`sys::report_peer_close`]: the program had closed in order, its socket has had no other
-    /// reason to exist, and the kernel has given it up. The remote may still be reading.
+    /// Whether the program has finished, by the carrier's end, and the remote has not.
+    pub(super) fn is_half_closed(&self) -> bool {
+        self.program == ProgramEnding::Finished
+            && !self.remote.has_finished()
+            && self.closed.is_none()
+    }
+
+    /// Asks the kernel whether a program still has its end of the carrier open, after it has
+    /// finished. False when it has closed in order: the remote may still be reading.
+    pub(super) fn look_for_program(&mut self, cx: &mut StepContext<'_>, diag: &Diag) -> bool {
+        let ends = self.carrier.ends().ok();
+        let is_held = ends.and_then(|(ours, theirs)| diag.is_held(theirs, ours));
+        match is_held {
+            None => true,
+            Some(true) => {
+                self.held_at = Some(cx.now);
+                true
+            }
+            Some(false) => {
+                if !self.depart(cx, true) {
+                    self.program = ProgramEnding::Gone;
+                }
+                false
+            }
+        }
+    }
+
+    /// The carrier was reset. True when the program had closed in order and the kernel has given up
+    /// its socket, as it does after a while. The remote may still be reading. A program that has
+    /// had its socket open until now has reset it.
     pub(super) fn was_closed(&mut self, cx: &StepContext<'_>) -> bool {
         let limit = toehold_tcp::Duration::from_secs(sys::fin_timeout_seconds());
         let is_it = self.program == ProgramEnding::Finished
-            && (self.finished_at).is_some_and(|finished_at| cx.now.since(finished_at) >= limit);
+            && (self.held_at).is_some_and(|held_at| cx.now.since(held_at) >= limit);
         if is_it {
             self.program = ProgramEnding::Gone;
         }

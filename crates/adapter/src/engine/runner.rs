@@ -2,6 +2,7 @@
 //! daemon, passes them to the engine, and carries out the engine's answers.
 
 mod connections;
+mod half_closed;
 mod opens;
 mod orders;
 mod pruning;
@@ -13,6 +14,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
 
+use half_closed::HalfClosed;
 use pruning::Pruning;
 use shared::Shared;
 use toehold_tcp::{CloseReason, Config, ConnectionId, Engine, Event, Instant, Random, Share};
@@ -116,6 +118,7 @@ pub(super) struct Runner {
     /// Pairs whose programs may have claimed carriers.
     claims: Vec<u64>,
     turns: Turns,
+    half_closed: HalfClosed,
 }
 
 impl Runner {
@@ -186,6 +189,7 @@ impl Runner {
             pairing: Vec::new(),
             claims: Vec::new(),
             turns: Turns::default(),
+            half_closed: HalfClosed::default(),
         };
         runner.listeners.set_shares(&settings.shares);
         runner.receiver.set_checksum(settings.checksum);
@@ -252,6 +256,7 @@ impl Runner {
                 arrivals.forget_old(Clock::now());
             }
             self.look_at_carriers();
+            self.look_at_half_closed();
             self.look_at_listeners();
             self.look_at_shared_ports();
         }
@@ -415,6 +420,7 @@ impl Runner {
         let carriers = [
             self.carriers.look_due(),
             self.turns.due(),
+            self.half_closed.due(),
             self.unsent.due(),
         ];
         let carriers = carriers.into_iter().flatten().min();
@@ -607,8 +613,12 @@ impl Runner {
         let (engine, streams) = (&mut self.engine, &mut self.streams);
         let mut around = StepContext::new(now, engine, streams, &mut self.channels);
         let seed = flow.serving.filter(|_| flow.is_seed());
+        let was_held = flow.held_at.is_some();
         let next = flow.advance(&mut around);
         let is_unfinished = around.is_unfinished;
+        if flow.held_at.is_some() && !was_held && next == Next::Wait {
+            self.half_closed.watch(flow);
+        }
         if let Some(seed) = seed.filter(|_| !flow.is_seed()) {
             let is_carrier = flow.serving.is_some();
             self.carriers.seed_ends(&seed, is_carrier);

@@ -288,6 +288,12 @@ impl Bench {
         self.flow.advance(&mut around)
     }
 
+    fn look_for_program(&mut self, diag: &Diag) -> bool {
+        let (engine, streams) = (&mut self.engine, &mut self.streams);
+        let mut around = StepContext::new(self.now, engine, streams, &mut self.channels);
+        self.flow.look_for_program(&mut around, diag)
+    }
+
     fn remote_follows(&mut self) {
         while let Some(event) = self.remote.poll_event() {
             self.remote_seen.push(event);

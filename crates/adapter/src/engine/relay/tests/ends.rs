@@ -1,6 +1,7 @@
 //! Half-closes and resets, and the bytes that come before them.
 
 use super::*;
+use crate::diag::Diag;
 
 #[test]
 fn program_that_finishes_first_still_hears() {
@@ -127,6 +128,30 @@ fn remote_that_reads_late_gets_all_from_a_program_that_has_closed() {
         bench.pass(Duration::from_secs(300));
         assert!(bench.rings.0 == pattern(200_000));
         assert!(bench.remote_saw_end() && !bench.remote_saw_reset());
+    }
+}
+
+/// A reset (`SO_LINGER`) stays one, however late it is; a close is noticed at the next look.
+#[test]
+fn program_that_has_finished_may_close_or_reset_much_later() {
+    let diag = Diag::open().expect("sock_diag");
+    for resets in [true, false] {
+        let mut bench = Bench::new();
+        bench.program.shutdown(Shutdown::Write).expect("connected");
+        for _ in 0..30 {
+            bench.pass(Duration::from_secs(10));
+            bench.now += Duration::from_secs(10);
+            assert!(bench.look_for_program(&diag), "it has its socket open");
+        }
+        sys::reset_when_closed(&bench.program, resets).expect("a socket");
+        drop(std::mem::replace(&mut bench.program, sockets().0));
+        if resets {
+            assert_eq!(bench.turn(), Next::ProgramGone);
+        } else {
+            assert_eq!(bench.turn(), Next::Wait, "the kernel does not tell");
+            assert!(!bench.look_for_program(&diag));
+            assert_eq!(bench.turn(), Next::Departed);
+        }
     }
 }
 
