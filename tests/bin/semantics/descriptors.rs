@@ -36,6 +36,10 @@ pub(crate) const CASES: &[Case] = &[
         "descriptor_passed_to_another_process_keeps_unread_bytes",
         passing_unread,
     ),
+    Case::roles(
+        "descriptor_passed_while_a_thread_reads_keeps_all_bytes",
+        passing_under_a_reader,
+    ),
     Case::pair(
         "connection_as_standard_input_and_output_of_a_program",
         |pair| as_stdio(pair, false),
@@ -311,6 +315,58 @@ fn passing_unread(pair: &Pair) {
     pair.say("the first received", shown(&bytes));
     pair.arrived(pair.fd, 13);
     pass_on(pair);
+}
+
+/// More bytes are unread than a ring holds, so the last bytes are on the carrier. A thread reads
+/// them all while another thread sends the descriptor.
+fn passing_under_a_reader(role: &Role) {
+    let fd = role.meet();
+    let chunk = sample(1 << 16);
+    let mut question = [0; 8];
+    for _ in 0..QUESTIONS {
+        match role.server() {
+            true => {
+                receive_all(fd, &mut question);
+                send_all(fd, &question);
+            }
+            false => {
+                send_all(fd, &question);
+                receive_all(fd, &mut question);
+            }
+        }
+    }
+    if role.server() {
+        let mut sent = 0;
+        loop {
+            let bytes = &chunk[sent % chunk.len()..];
+            let result = sys::send(fd, bytes, libc::MSG_DONTWAIT);
+            if result.is(libc::EAGAIN) {
+                break;
+            }
+            sent += result.len();
+        }
+        role.tell(u32::try_from(sent).expect("below 4 GB"));
+        let mut reply = [0; 5];
+        receive_all(fd, &mut reply);
+        role.say("reply", shown(&reply));
+        role.say("then", drain(fd));
+        return;
+    }
+    let count = role.hear() as usize;
+    let (ours, theirs) = socket_pair();
+    let reader = std::thread::spawn(move || {
+        // The other thread is sending the descriptor by now.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let mut bytes = vec![0; count];
+        receive_all(fd, &mut bytes);
+        let mut chunks = bytes.chunks(chunk.len());
+        chunks.all(|bytes| bytes == &chunk[..bytes.len()])
+    });
+    role.say("sent", send_descriptor(ours, fd));
+    role.say("all bytes", reader.join().expect("it ends"));
+    let passed = receive_descriptor(theirs);
+    send_all(passed, b"reply");
+    sys::close(passed).value();
 }
 
 /// Gives the connection to another process, which receives the second message and replies.

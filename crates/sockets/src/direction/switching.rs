@@ -374,12 +374,15 @@ const DOORBELL_NS: u64 = 400_000_000;
 /// feature). Moves both directions to the carrier and keeps them there. Our own direction goes down
 /// at once. The peer is asked to bring its direction down, and to send the ring's unread bytes on
 /// the carrier ([`ask_to_resend`]). If the peer came down before, it is too late for that: unread
-/// bytes in the ring cannot follow the descriptor, so the connection is reset rather than continued
-/// with a gap.
+/// bytes in the ring cannot follow the descriptor. Other threads of the program may be reading
+/// them, so this function waits while they do. If nobody reads, the connection is reset rather than
+/// continued with a gap.
 pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     /// Time within which a peer finishes a send that was in progress when it was asked, unless it
     /// does not get a processor.
     const SETTLE_NS: u64 = 2_000_000;
+    /// A program whose threads read all the time is kept from passing the descriptor for no longer.
+    const READ_NS_MAX: u64 = 2_000_000_000;
     connection.pin(reason);
     let Some(end) = connection.inside() else {
         return;
@@ -397,6 +400,9 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
         end.silence();
     }
     let start = sys::now_ns();
+    // The time of the last byte that a thread has read, after `start`.
+    let mut read_at_ns = 0;
+    let mut position = read_so_far(connection);
     let mut unread = true;
     let mut is_quiet = false;
     while sys::now_ns() - start < SETTLE_NS || unread || !is_quiet {
@@ -425,7 +431,11 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
             };
         }
         let waited = sys::now_ns() - start;
-        if waited >= DOORBELL_NS || is_quiet && waited >= 2 * SETTLE_NS {
+        let now_read = read_so_far(connection);
+        if now_read != position {
+            (position, read_at_ns) = (now_read, waited);
+        }
+        if waited >= READ_NS_MAX || waited - read_at_ns >= DOORBELL_NS {
             break;
         }
         pause_after(waited);
@@ -436,6 +446,16 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
         // lost bytes.
         sys::disconnect(connection.number());
     }
+}
+
+/// The bytes that this end has taken from the carrier and from the ring.
+fn read_so_far(connection: &Connection) -> [u64; 2] {
+    let entry = connection.entry;
+    // Relaxed: only compared with later values.
+    [
+        entry.rx_carrier.load(Ordering::Relaxed),
+        entry.rx_ring.load(Ordering::Relaxed).shown(),
+    ]
 }
 
 /// Asks the peer to send its ring's unread bytes, and everything after them, on the carrier
