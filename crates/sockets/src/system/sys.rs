@@ -107,6 +107,17 @@ pub(crate) fn bytes_unacknowledged(fd: i32) -> isize {
     if result < 0 { result } else { waiting as isize }
 }
 
+/// Bytes in a TCP socket's send queue that the kernel has not sent yet (`SIOCOUTQNSD`), or an
+/// error.
+pub(crate) fn bytes_unsent(fd: i32) -> isize {
+    /// include/uapi/linux/sockios.h.
+    const SIOCOUTQNSD: usize = 0x894b;
+    let mut unsent: libc::c_int = 0;
+    // SAFETY: `unsent` is writable for an int.
+    let result = unsafe { call!(SYS_ioctl, fd, SIOCOUTQNSD, &mut unsent as *mut libc::c_int) };
+    if result < 0 { result } else { unsent as isize }
+}
+
 /// `poll(2)` of one descriptor without waiting: its events, 0 when none or on an error.
 pub(crate) fn poll_now(fd: i32, events: i16) -> i16 {
     poll_for(fd, events, 0)
