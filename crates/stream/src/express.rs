@@ -41,7 +41,7 @@
 //! connection when it empties the queue. Both may happen. Then withdrawal and refusal both try to
 //! change the phase, and one of them succeeds.
 
-use toehold_channel::express::{AcceptQueue, ENTRIES_MAX, REQUEST_BYTES, Turns};
+use toehold_channel::express::{AcceptQueue, ENTRIES_MAX, Ended, REQUEST_BYTES, Turns};
 use toehold_channel::layout::{READY_BITS, SIDE_ACQUIRE, SIDE_RELEASE};
 use toehold_channel::ring::Fault;
 use toehold_channel::sync::{AtomicU32, Ordering, fence};
@@ -185,6 +185,13 @@ impl<'a> Carrier<'a> {
     pub fn is_parked(&self, turn: Turn) -> bool {
         let ours = self.words.sides[self.side].ended.load(Ordering::Relaxed);
         ours.is(turn.as_ended()) && self.is_ended_by_peer(turn)
+    }
+
+    /// The addresses of the phase and of the peer's words, which the peer has written when the
+    /// carrier is parked. [`Carrier::try_claim`] changes the phase and reads the other.
+    pub fn lines_of_claim(&self) -> (*const Turns, *const Ended) {
+        let words: *const Turns = self.words;
+        (words, &raw const self.words.sides[1 - self.side])
     }
 
     /// The connecting end claims the parked carrier for its next connection. Returns the new turn.

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use toehold_channel::express::Event;
 use toehold_channel::table::{Entry, FLAG_ACCEPTED, FLAG_OFFLOAD, FLAG_PARKED};
+use toehold_freestanding::prefetch;
 
 use super::carrier_words::Words;
 use super::{published, reconnecting, sudden_end, turns};
@@ -154,6 +155,24 @@ pub(super) fn enter(role: Role, connection: &Connection) {
     list.count.fetch_add(1, Ordering::Relaxed);
     if role == Role::Accepting {
         sudden_end::parked(connection);
+    }
+}
+
+/// Fetches the cache lines that the next claim will probably need first, so that they come while
+/// the program's system calls run. The peer has written some of them when it closed.
+pub(super) fn fetch_next_to_claim() {
+    let head = list(Role::Connecting).head.load(Ordering::Relaxed);
+    let Some(index) = head.checked_sub(1) else {
+        return;
+    };
+    if let Some((entry, _)) = words(index) {
+        prefetch::for_read(&raw const entry.rx_hints);
+    }
+    if let Some(end) = carrier(index).and_then(|carrier| carrier.end()) {
+        let (phase, theirs) = end.turns().lines_of_claim();
+        prefetch::for_write(phase);
+        prefetch::for_read(theirs);
+        prefetch::for_read(&raw const end.theirs().wake);
     }
 }
 

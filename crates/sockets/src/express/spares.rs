@@ -225,6 +225,7 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Option<c_in
     }
     errno::keep(|| {
         let spare = take_kept(bits & FRESH_V6 != 0)?;
+        carriers::fetch_next_to_claim();
         let is_current =
             is_of_epoch(spare.epoch()) && is_users() && descriptors::kind(spare.fd()) == Kind::Own;
         let number = is_current.then(|| give(spare, bits));
