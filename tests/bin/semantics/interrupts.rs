@@ -21,7 +21,25 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("timed_send_is_interrupted_even_with_sa_restart", |pair| {
         send_restart(pair, Some(libc::SO_SNDTIMEO));
     }),
-    Case::pair("waitall_is_interrupted_with_what_it_has", waitall),
+    Case::pair(
+        "send_is_interrupted_with_what_it_has_sent_even_with_sa_restart",
+        send_part,
+    ),
+    Case::pair("waitall_is_interrupted_with_what_it_has", |pair| {
+        waitall(pair, 0, 0);
+    }),
+    Case::pair(
+        "waitall_is_interrupted_with_what_it_has_even_with_sa_restart",
+        |pair| waitall(pair, 0, libc::SA_RESTART),
+    ),
+    Case::pair(
+        "peek_for_all_is_interrupted_with_what_it_has_even_with_sa_restart",
+        |pair| waitall(pair, libc::MSG_PEEK, libc::SA_RESTART),
+    ),
+    Case::pair(
+        "waitall_that_had_nothing_goes_on_with_sa_restart",
+        waitall_restart,
+    ),
     Case::pair("poll_is_interrupted_even_with_sa_restart", poll),
     Case::pair(
         "poll_is_interrupted_behind_an_urgent_byte",
@@ -278,7 +296,25 @@ fn send_plain(pair: &Pair) {
     }
 }
 
-fn waitall(pair: &Pair) {
+/// The socket takes a part of the bytes, and the call waits until a signal comes.
+fn send_part(pair: &Pair) {
+    if pair.server() {
+        let bytes = vec![5; 64 << 20];
+        handle(count, libc::SA_RESTART);
+        alarm(60, 60);
+        let sent = sys::send(pair.fd, &bytes, 0).len();
+        alarm(0, 0);
+        pair.say("a part", sent > 0 && sent < bytes.len());
+        pair.tell(u32::try_from(sent).expect("below 4 GB"));
+        pair.step();
+    } else {
+        let sent = pair.hear() as usize;
+        receive_all(pair.fd, &mut vec![0; sent]);
+        pair.step();
+    }
+}
+
+fn waitall(pair: &Pair, flags: i32, action: i32) {
     if pair.server() {
         send_all(pair.fd, b"half");
         pair.step();
@@ -286,14 +322,35 @@ fn waitall(pair: &Pair) {
     } else {
         pair.step();
         pair.arrived(pair.fd, 4);
-        handle(count, 0);
+        handle(count, action);
         alarm(30, 30);
         let mut bytes = [0; 8];
-        let result = sys::recv(pair.fd, &mut bytes, libc::MSG_WAITALL);
+        let result = sys::recv(pair.fd, &mut bytes, libc::MSG_WAITALL | flags);
+        alarm(0, 0);
         pair.say(
             "recv",
             format!("{result} {}", shown(&bytes[..result.len()])),
         );
+        pair.step();
+    }
+}
+
+/// The signal comes before the first byte.
+fn waitall_restart(pair: &Pair) {
+    let nap = |ms| std::thread::sleep(std::time::Duration::from_millis(ms));
+    if pair.server() {
+        pair.step_to_sleeper();
+        nap(60);
+        send_all(pair.fd, b"half");
+        nap(20);
+        send_all(pair.fd, b"half");
+        pair.step();
+    } else {
+        handle(count, libc::SA_RESTART);
+        alarm(20, 0);
+        pair.step_to_sleep();
+        let mut bytes = [0; 8];
+        pair.say("recv", sys::recv(pair.fd, &mut bytes, libc::MSG_WAITALL));
         pair.step();
     }
 }

@@ -23,7 +23,7 @@ use crate::direction::{doorbells, takeover};
 use crate::epoll::membership;
 use crate::express::opening;
 use crate::offload::{addresses, endings, liveness, questions, routing};
-use crate::system::{cancellation, deferral, errno, real, sys};
+use crate::system::{cancellation, errno, real, sys};
 use crate::transfer::buffers;
 use crate::waiting::sleep;
 
@@ -395,7 +395,7 @@ pub(super) fn sleep(fd: i32) -> Result<(), i32> {
             _ => Ok(()),
         };
     }
-    let call = (deferral::handlers(), libc::SO_SNDTIMEO);
+    let call = sleep::Call::new(libc::SO_SNDTIMEO);
     match sleep::sleep_in_call(fd, libc::POLLPRI, limit, call)? {
         Some(seen) if seen & libc::POLLNVAL != 0 => Err(libc::EBADF),
         Some(_) => Ok(()),

@@ -17,12 +17,12 @@ use crate::memory::pieces::Piece;
 use crate::offload::endings;
 use crate::pairing::leaving;
 use crate::process::kept_bytes;
-use crate::system::{deferral, errno, faults, real, sys};
+use crate::system::{errno, faults, real, sys};
 use crate::transfer::control_messages::Control;
 use crate::transfer::kernel_call::by_kernel;
 use crate::transfer::receive::receive_message;
 use crate::transfer::send::{self, Step, begin_host_send, finish_host_send, transmit_more};
-use crate::waiting::sleep::{sleep_in_call, sleep_until};
+use crate::waiting::sleep::{Call, sleep_in_call, sleep_until};
 
 /// Memory that bytes pass through between a file or pipe and a connection.
 struct Buffer {
@@ -201,7 +201,7 @@ fn waits_for_pipe(pipe: i32, flags: u32) -> bool {
 
 /// Waits for bytes in a pipe, if the call may wait. False when the pipe has no writer left.
 fn pipe_has_bytes(pipe: i32, flags: u32) -> Result<bool, i32> {
-    let handlers = deferral::handlers();
+    let call = Call::new(libc::SO_RCVTIMEO);
     loop {
         let seen = sys::poll_now(pipe, libc::POLLIN);
         if seen & libc::POLLIN != 0 {
@@ -213,7 +213,7 @@ fn pipe_has_bytes(pipe: i32, flags: u32) -> Result<bool, i32> {
         if !waits_for_pipe(pipe, flags) {
             return Err(libc::EAGAIN);
         }
-        sleep_in_call(pipe, libc::POLLIN, 0, (handlers, libc::SO_RCVTIMEO))?;
+        sleep_in_call(pipe, libc::POLLIN, 0, call)?;
     }
 }
 
@@ -379,7 +379,7 @@ pub(crate) fn splice_kept(
 /// at once; `None` when the pipe has no reader left. An empty pipe takes its whole capacity. For
 /// any other pipe it is only known that one page is free (pipe(7), `PIPE_BUF`).
 fn pipe_has_room(pipe: i32, flags: u32) -> Result<Option<usize>, i32> {
-    let handlers = deferral::handlers();
+    let call = Call::new(libc::SO_SNDTIMEO);
     loop {
         let seen = sys::poll_now(pipe, libc::POLLOUT);
         if seen & libc::POLLERR != 0 {
@@ -395,7 +395,7 @@ fn pipe_has_room(pipe: i32, flags: u32) -> Result<Option<usize>, i32> {
         if !waits_for_pipe(pipe, flags) {
             return Err(libc::EAGAIN);
         }
-        sleep_in_call(pipe, libc::POLLOUT, 0, (handlers, libc::SO_SNDTIMEO))?;
+        sleep_in_call(pipe, libc::POLLOUT, 0, call)?;
     }
 }
 

@@ -6,9 +6,8 @@ use toehold_stream::end::End;
 
 use crate::adapter::requests;
 use crate::connection::Connection;
-use crate::system::deferral::Handlers;
 use crate::system::sys;
-use crate::waiting::sleep::{is_interrupted, timed_out};
+use crate::waiting::sleep::{Call, timed_out};
 use crate::waiting::spin::{self, ENDLESS_NS};
 
 /// The result of spinning.
@@ -27,15 +26,15 @@ const SPINS_BETWEEN_REQUESTS: u32 = 64;
 
 /// Calls `look` as long as spinning has recently paid. In poll mode there is no such limit:
 /// spinning ends when the kernel reports one of `events` on the carrier, a signal handler ends the
-/// call, the socket's time-out `option` has passed, or a rule of the operator ends the mode.
+/// call, the socket's time-out has passed, or a rule of the operator ends the mode.
 ///
 /// # Errors
 /// `EINTR` and `EAGAIN`, as the kernel's call would.
 pub(crate) fn before_sleep(
     connection: &Connection,
     end: &End<'_>,
-    handlers: Handlers,
-    (option, events): (i32, i16),
+    call: Call,
+    events: i16,
     mut look: impl FnMut() -> bool,
 ) -> Result<Looked, i32> {
     let (entry, local) = (connection.entry, connection.local);
@@ -52,7 +51,7 @@ pub(crate) fn before_sleep(
             }
             return Ok(Looked::Found);
         }
-        if is_interrupted(connection.number(), (handlers, option)) {
+        if call.is_interrupted(connection.number()) {
             return Err(libc::EINTR);
         }
         if budget_ns != ENDLESS_NS {
@@ -68,7 +67,7 @@ pub(crate) fn before_sleep(
         }
         if since_ns == 0 {
             since_ns = sys::now_ns();
-        } else if timed_out(connection.number(), option, since_ns) {
+        } else if timed_out(connection.number(), call.option, since_ns) {
             return Err(libc::EAGAIN);
         }
     };

@@ -2,7 +2,7 @@
 
 use toehold_freestanding::waits;
 
-use crate::system::deferral::Handlers;
+use crate::system::deferral::{self, Handlers};
 use crate::system::{errno, real, sys};
 
 /// The time that one call has waited: `SO_RCVTIMEO` and `SO_SNDTIMEO` limit all its waits together
@@ -66,28 +66,64 @@ pub(crate) fn sleep_until(fd: i32, events: i16, limit_ns: u64) -> Result<Option<
     }
 }
 
-/// As [`sleep_until`], for a call that transfers bytes or connects within the socket's time-out
-/// `option`, and that has seen `handlers` before its first wait. `None` also after a signal that
+/// As [`sleep_until`], in a call that transfers bytes or connects. `None` also after a signal that
 /// does not end the call: the caller looks again, and at its [`Deadline`].
 pub(crate) fn sleep_in_call(
     fd: i32,
     events: i16,
     limit_ns: u64,
-    (handlers, option): (Handlers, i32),
+    call: Call,
 ) -> Result<Option<i16>, i32> {
     match sleep_until(fd, events, limit_ns) {
-        Err(libc::EINTR) if !is_interrupted(fd, (handlers, option)) => Ok(None),
+        Err(libc::EINTR) if call.goes_on_after_signal(fd) => Ok(None),
         slept => slept,
     }
 }
 
-/// True when a signal handler that has run since ends a transfer: one without `SA_RESTART`, or any
-/// when the socket has the time-out `option` (signal(7)). Also when the thread was cancelled
-/// ([`crate::system::cancellation`]).
-pub(crate) fn is_interrupted(fd: i32, (handlers, option): (Handlers, i32)) -> bool {
-    handlers.end_a_transfer()
-        || waits::end_here()
-        || handlers.end_a_wait() && timeout_ns(fd, option) != 0
+/// A call that transfers bytes or connects, seen by the signals that may end it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    /// Handlers that ran before the first wait.
+    pub(crate) handlers: Handlers,
+    /// The socket's time-out of such calls.
+    pub(crate) option: i32,
+    /// The call has moved bytes, and waits for more.
+    pub(crate) has_moved: bool,
+}
+
+impl Call {
+    /// A call that has not moved bytes. It has not waited yet.
+    pub(crate) fn new(option: i32) -> Call {
+        Call {
+            handlers: deferral::handlers(),
+            option,
+            has_moved: false,
+        }
+    }
+
+    /// True when a signal handler that has run since ends the call: one without `SA_RESTART`, or
+    /// any when the socket has the time-out (signal(7)), or when the call has moved bytes, because
+    /// a restart would move them again (`tcp_recvmsg_locked`, `sk_stream_wait_memory`). Also when
+    /// the thread was cancelled ([`crate::system::cancellation`]).
+    pub(crate) fn is_interrupted(self, fd: i32) -> bool {
+        self.handlers.end_a_transfer()
+            || waits::end_here()
+            || self.handlers.end_a_wait() && (self.has_moved || timeout_ns(fd, self.option) != 0)
+    }
+
+    /// True when the call goes on after a sleep that a signal handler has ended.
+    pub(crate) fn goes_on_after_signal(self, fd: i32) -> bool {
+        !self.has_moved && !self.is_interrupted(fd)
+    }
+
+    /// A wait is over, and the call goes on. Until it has moved bytes, handlers that restart it are
+    /// forgotten: they may run several times.
+    pub(crate) fn after_wait(self, fd: i32) -> Handlers {
+        match self.has_moved || self.is_interrupted(fd) {
+            true => self.handlers,
+            false => deferral::handlers(),
+        }
+    }
 }
 
 /// A place of `ppoll`.

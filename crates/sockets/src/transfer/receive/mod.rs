@@ -413,7 +413,7 @@ impl Call {
         let Some(inside) = &self.inside else {
             return is_enough;
         };
-        let waited = wait_for_bytes(connection, inside, seen, &mut self.waits_so_far);
+        let waited = wait_for_bytes(connection, inside, seen, &mut self.waits_so_far, true);
         let is_known = entry.rx_hints.load(Ordering::Relaxed) != 0 || self.has_seen_closed;
         if waited.is_err() || is_known {
             return is_enough;
@@ -446,7 +446,8 @@ impl Call {
             return LOOKS_AGAIN;
         };
         let seen = entry.rx_ring.load(Ordering::Relaxed);
-        match wait_for_bytes(connection, inside, seen, &mut self.waits_so_far) {
+        let has_moved = self.done > 0;
+        match wait_for_bytes(connection, inside, seen, &mut self.waits_so_far, has_moved) {
             Ok(()) => LOOKS_AGAIN,
             Err(error) => ControlFlow::Break(errno::unless_moved(self.done, error)),
         }

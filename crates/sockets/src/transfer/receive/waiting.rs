@@ -18,7 +18,7 @@ use crate::process::pair_doorbells::{self, Claim, PairSleep, SLEEP_MAX_NS};
 use crate::system::deferral::Handlers;
 use crate::system::{cancellation, deferral, errno, real, sys};
 use crate::transfer::spinning::{self, Looked};
-use crate::waiting::sleep::{self, Deadline};
+use crate::waiting::sleep::{self, Call, Deadline};
 use crate::waiting::{arming, seen_waits, sleepers};
 
 /// After this many non-blocking calls in a row that find nothing, the program seems to poll: it
@@ -44,7 +44,8 @@ pub(super) struct Waits {
     /// Sleeps, since the last bytes, that ended because of doorbells which stay for others.
     vain: u32,
     pair_sleep: PairSleep,
-    /// Signal handlers that ran before the first wait. Later ones may end the call.
+    /// Signal handlers that ran before the first wait, or that did not end the waits before the
+    /// call had moved bytes. Later ones may end the call.
     handlers: Option<Handlers>,
 }
 
@@ -133,18 +134,23 @@ pub(super) fn wait_for_bytes(
     end: &End<'_>,
     seen: Untrusted<u64>,
     waits_so_far: &mut Waits,
+    has_moved: bool,
 ) -> Result<(), i32> {
     let mut left_ns =
         (waits_so_far.deadline).left_after_first(connection.number(), libc::SO_RCVTIMEO)?;
     seen_waits::seen(connection);
-    let handlers = *waits_so_far.handlers.get_or_insert_with(deferral::handlers);
+    let call = Call {
+        handlers: *(waits_so_far.handlers).get_or_insert_with(deferral::handlers),
+        option: libc::SO_RCVTIMEO,
+        has_moved,
+    };
     let news = || {
         // Relaxed: the look after the wait loads it again.
         (end.reads_ring() && end.theirs().publish.tail.load(Ordering::Relaxed) != seen)
             || end.is_record_due()
             || !end.theirs().wake.closed.load(Ordering::Relaxed).is(0)
     };
-    if end.rx_mode() == Mode::Ring && spin(connection, end, handlers, news)? {
+    if end.rx_mode() == Mode::Ring && spin(connection, end, call, news)? {
         return Ok(());
     }
     while requests::follow_before_sleep() {
@@ -152,7 +158,7 @@ pub(super) fn wait_for_bytes(
         if news() || sys::poll_now(connection.number(), libc::POLLIN) != 0 {
             return Ok(());
         }
-        if is_interrupted(connection, handlers) {
+        if call.is_interrupted(connection.number()) {
             return Err(libc::EINTR);
         }
         left_ns = waits_so_far
@@ -165,25 +171,23 @@ pub(super) fn wait_for_bytes(
         Some(_) => None,
     };
     let mut pair_sleep = PairSleep::None;
-    let (slept, is_rung) = sleep_armed(
-        connection,
-        end,
-        (handlers, claim),
-        news,
-        |doorbells| match (steps, doorbells) {
-            (Some(events), _) => sleep_a_step(connection, events, left_ns, handlers),
-            (None, None) => sleep(connection, left_ns, handlers),
+    let (slept, is_rung) = sleep_armed(connection, end, (call, claim), news, |doorbells| {
+        match (steps, doorbells) {
+            (Some(events), _) => sleep_a_step(connection, events, left_ns, call),
+            (None, None) => sleep(connection, left_ns, call),
             (None, Some(doorbells)) => {
-                sleep_on_pair(connection, left_ns, handlers, doorbells, &mut pair_sleep)
+                sleep_on_pair(connection, left_ns, call, doorbells, &mut pair_sleep)
             }
-        },
-    );
+        }
+    });
     waits_so_far.pair_sleep = match pair_sleep {
         // It was not in vain.
         PairSleep::Rung if is_rung => PairSleep::None,
         pair_sleep => pair_sleep,
     };
-    after_sleep(connection, end, slept, waits_so_far)
+    after_sleep(connection, end, slept, waits_so_far)?;
+    waits_so_far.handlers = Some(call.after_wait(connection.number()));
+    Ok(())
 }
 
 /// Looks for `news` as long as that pays: true when there is some.
@@ -193,11 +197,10 @@ pub(super) fn wait_for_bytes(
 fn spin(
     connection: &Connection,
     end: &End<'_>,
-    handlers: Handlers,
+    call: Call,
     news: impl FnMut() -> bool,
 ) -> Result<bool, i32> {
-    let kernels = (libc::SO_RCVTIMEO, NEWS);
-    match spinning::before_sleep(connection, end, handlers, kernels, news)? {
+    match spinning::before_sleep(connection, end, call, NEWS, news)? {
         Looked::Found => return Ok(true),
         Looked::Carrier(seen) if seen & !libc::POLLIN != 0 => {
             let hints = &connection.entry.rx_hints;
@@ -228,7 +231,7 @@ enum Slept {
 fn sleep_armed(
     connection: &Connection,
     end: &End<'_>,
-    (handlers, claim): (Handlers, Option<Claim>),
+    (call, claim): (Call, Option<Claim>),
     news: impl Fn() -> bool,
     sleep: impl FnOnce(Option<&Claim>) -> isize,
 ) -> (Slept, bool) {
@@ -241,7 +244,7 @@ fn sleep_armed(
     let is_there = news() && (!only_closed_news(end) || turns::is_over(connection, end));
     let slept = if is_there {
         Slept::Not
-    } else if is_interrupted(connection, handlers) {
+    } else if call.is_interrupted(connection.number()) {
         Slept::Failed(libc::EINTR)
     } else {
         let undo = || {
@@ -314,12 +317,12 @@ fn slept_in_vain(connection: &Connection, end: &End<'_>, waits_so_far: &mut Wait
 
 /// Sleeps for a moment, or until one of `events` is on the carrier. The result is that of
 /// [`sleep`].
-fn sleep_a_step(connection: &Connection, events: i16, left_ns: u64, handlers: Handlers) -> isize {
+fn sleep_a_step(connection: &Connection, events: i16, left_ns: u64, call: Call) -> isize {
     let limit_ns = match left_ns {
         0 => STEP_NS,
         left_ns => left_ns.min(STEP_NS),
     };
-    sleep_in_poll(connection, events, limit_ns, handlers)
+    sleep_in_poll(connection, events, limit_ns, call)
 }
 
 /// As [`sleep`], until a doorbell of a pair has rung, too. `pair_sleep` becomes the end of this
@@ -327,7 +330,7 @@ fn sleep_a_step(connection: &Connection, events: i16, left_ns: u64, handlers: Ha
 fn sleep_on_pair(
     connection: &Connection,
     left_ns: u64,
-    handlers: Handlers,
+    call: Call,
     doorbells: &Claim,
     pair_sleep: &mut PairSleep,
 ) -> isize {
@@ -344,7 +347,7 @@ fn sleep_on_pair(
     match result {
         Ok(_) if carrier.revents == 0 => LOOKS_AGAIN,
         Ok(_) => came_or_ended(carrier.revents),
-        Err(libc::EINTR) if !is_interrupted(connection, handlers) => LOOKS_AGAIN,
+        Err(libc::EINTR) if call.goes_on_after_signal(connection.number()) => LOOKS_AGAIN,
         Err(error) => {
             errno::set(error);
             -1
@@ -354,12 +357,13 @@ fn sleep_on_pair(
 
 /// Sleeps until bytes are on the carrier (a number of them), it ended (0), the call must look again
 /// ([`LOOKS_AGAIN`]), or something went wrong (-1 and errno).
-fn sleep(connection: &Connection, left_ns: u64, handlers: Handlers) -> isize {
+fn sleep(connection: &Connection, left_ns: u64, call: Call) -> isize {
     let entry = connection.entry;
-    if left_ns != 0 || express::look_limit_ns().is_some() {
+    // After a handler with `SA_RESTART` the kernel would go on with its own call.
+    if left_ns != 0 || call.has_moved || express::look_limit_ns().is_some() {
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
         let limit_ns = limit_ns(connection, left_ns, None);
-        return sleep_in_poll(connection, NEWS, limit_ns.unwrap_or(0), handlers);
+        return sleep_in_poll(connection, NEWS, limit_ns.unwrap_or(0), call);
     }
     let mut bells = [0u8; DOORBELLS_PEEKED_MAX];
     // SAFETY: `bells` is writable for its length. A `recv` of libc, so that time-outs, signals and
@@ -379,8 +383,8 @@ fn sleep(connection: &Connection, left_ns: u64, handlers: Handlers) -> isize {
 
 /// As [`sleep`], in `ppoll`, for at most `limit_ns`; 0 means no limit. If the time of the program's
 /// call is over then, the next wait finds that out.
-fn sleep_in_poll(connection: &Connection, events: i16, limit_ns: u64, handlers: Handlers) -> isize {
-    let (fd, call) = (connection.number(), (handlers, libc::SO_RCVTIMEO));
+fn sleep_in_poll(connection: &Connection, events: i16, limit_ns: u64, call: Call) -> isize {
+    let fd = connection.number();
     match errno::keep(|| sleep::sleep_in_call(fd, events, limit_ns, call)) {
         Ok(Some(seen)) => came_or_ended(seen),
         Ok(None) => LOOKS_AGAIN,
@@ -416,11 +420,6 @@ fn timeout_ns(connection: &Connection) -> u64 {
 
 /// The events that end a sleep.
 const NEWS: i16 = libc::POLLIN | libc::POLLRDHUP;
-
-/// True when a signal handler that has run since ends the program's call.
-fn is_interrupted(connection: &Connection, handlers: Handlers) -> bool {
-    sleep::is_interrupted(connection.number(), (handlers, libc::SO_RCVTIMEO))
-}
 
 /// The result of a sleep that these events of the carrier have ended: 1 for bytes, 0 for an end. If
 /// there are doorbells before the end, the next look takes them, too.

@@ -30,7 +30,7 @@ use crate::system::{errno, sys};
 use crate::transfer::buffers;
 use crate::transfer::kernel_call::by_kernel;
 use crate::waiting::seen_waits;
-use crate::waiting::sleep::{Deadline, is_interrupted};
+use crate::waiting::sleep::{self, Deadline};
 
 /// If a message of at most this size does not fit into a small ring, its rest goes on the carrier
 /// at once, so that no message of another thread comes between its parts. The kernel, too, would
@@ -300,7 +300,8 @@ struct Call<'c> {
     /// Bytes so far.
     done: usize,
     deadline: Deadline,
-    /// Signal handlers that ran before the first wait.
+    /// Signal handlers that ran before the first wait, or that did not end the waits before the
+    /// call had sent bytes.
     handlers: Option<Handlers>,
     /// From the first sleep on, so that the connection does not leave its channel before the call
     /// has sent everything: then the call would have to return a part of its count.
@@ -379,9 +380,10 @@ impl Call<'_> {
                 Credit::WillRing => return self.ends_with(libc::EAGAIN),
             }
         }
-        let handlers = *self.handlers.get_or_insert_with(deferral::handlers);
-        let waited = waiting::wait_for_credit(connection, inside, &mut self.deadline, handlers);
-        self.after_wait(waited, handlers)
+        let call = self.as_seen_by_signals();
+        let inside = self.inside.as_ref().expect("it is inside by now");
+        let waited = waiting::wait_for_credit(connection, inside, &mut self.deadline, call);
+        self.after_wait(waited, call)
     }
 
     /// The kernel's buffer is full: waits for room, if the call may.
@@ -397,20 +399,28 @@ impl Call<'_> {
         if self.inside.is_none() {
             return GOES_ON;
         }
-        let handlers = *self.handlers.get_or_insert_with(deferral::handlers);
+        let call = self.as_seen_by_signals();
         let waited = waiting::wait_for_kernel(connection, &mut self.deadline);
-        self.after_wait(waited, handlers)
+        self.after_wait(waited, call)
     }
 
-    /// Any signal handler ends a call that has sent bytes (`sk_stream_wait_memory`).
-    fn after_wait(&self, waited: Result<(), i32>, handlers: Handlers) -> Went {
-        let call = (handlers, libc::SO_SNDTIMEO);
-        let restarts = || self.done == 0 && !is_interrupted(self.connection.number(), call);
-        match waited {
-            Ok(()) => GOES_ON,
-            Err(libc::EINTR) if restarts() => GOES_ON,
-            Err(error) => self.ends_with(error),
+    fn as_seen_by_signals(&mut self) -> sleep::Call {
+        sleep::Call {
+            handlers: *self.handlers.get_or_insert_with(deferral::handlers),
+            option: libc::SO_SNDTIMEO,
+            has_moved: self.done > 0,
         }
+    }
+
+    fn after_wait(&mut self, waited: Result<(), i32>, call: sleep::Call) -> Went {
+        let fd = self.connection.number();
+        match waited {
+            Err(libc::EINTR) if call.goes_on_after_signal(fd) => {}
+            Err(error) => return self.ends_with(error),
+            Ok(()) => {}
+        }
+        self.handlers = Some(call.after_wait(fd));
+        GOES_ON
     }
 
     /// The call ends with `error`, or with the count of bytes that it has moved.

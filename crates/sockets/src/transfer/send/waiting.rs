@@ -8,23 +8,22 @@ use crate::connection::pending_errors;
 use crate::connection::{Connection, HINT_LOOK};
 use crate::direction::{self, Credit};
 use crate::direction::{doorbells, takeover};
-use crate::system::deferral::Handlers;
 use crate::system::{cancellation, errno, real, sys};
 use crate::transfer::spinning::{self, Looked};
 use crate::waiting::arming::{arm, disarm};
-use crate::waiting::sleep::{Deadline, sleep_until, timeout_ns};
+use crate::waiting::sleep::{Call, Deadline, sleep_until, timeout_ns};
 
 /// Blocks until there may be credit, or the direction went down.
 pub(super) fn wait_for_credit(
     connection: &Connection,
     end: &End<'_>,
     deadline: &mut Deadline,
-    handlers: Handlers,
+    call: Call,
 ) -> Result<(), i32> {
     let limit_ns = deadline.left_ns(connection.number(), libc::SO_SNDTIMEO)?;
     let (entry, local) = (connection.entry, connection.local);
-    let kernels = (libc::SO_SNDTIMEO, libc::POLLRDHUP);
-    let looked = spinning::before_sleep(connection, end, handlers, kernels, || full_no_more(end))?;
+    let looked =
+        spinning::before_sleep(connection, end, call, libc::POLLRDHUP, || full_no_more(end))?;
     if let Looked::Found = looked {
         return Ok(());
     }
@@ -45,7 +44,9 @@ pub(super) fn wait_for_credit(
             // The caller's guard.
             local.attachment.leave_for_ended();
         };
-        result = cancellation::sleeping(undo, || sleep_for_doorbell(connection.number(), limit_ns));
+        result = cancellation::sleeping(undo, || {
+            sleep_for_doorbell(connection.number(), limit_ns, call)
+        });
         error = if result < 0 { errno::get() } else { 0 };
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
     }
@@ -93,7 +94,7 @@ fn full_no_more(end: &End<'_>) -> bool {
 
 /// Sleeps until bytes are on the carrier (their number), it ended (0), or something went wrong (-1
 /// and errno), within `SO_SNDTIMEO`.
-fn sleep_for_doorbell(fd: i32, limit_ns: u64) -> isize {
+fn sleep_for_doorbell(fd: i32, limit_ns: u64, call: Call) -> isize {
     let mut bells = [0u8; 64];
     // SAFETY: `bells` is writable. A `recv` of libc, so that signals restart it as they would
     // restart a send.
@@ -101,7 +102,7 @@ fn sleep_for_doorbell(fd: i32, limit_ns: u64) -> isize {
         let flags = libc::MSG_PEEK | flags;
         real::recv(fd, bells.as_mut_ptr().cast(), bells.len(), flags)
     };
-    if limit_ns == 0 && timeout_ns(fd, libc::SO_RCVTIMEO) == 0 {
+    if limit_ns == 0 && !call.has_moved && timeout_ns(fd, libc::SO_RCVTIMEO) == 0 {
         return peek(0);
     }
     match sleep_until(fd, libc::POLLIN | libc::POLLRDHUP, limit_ns) {
