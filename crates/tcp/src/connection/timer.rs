@@ -15,12 +15,13 @@ const REMOTE_ACK_DELAY_MAX: Duration = Duration::from_millis(200);
 /// RFC 8985 section 7.2 leaves the lower bound to the implementation: our timers are no finer.
 const PROBE_AFTER_MIN: Duration = Duration::from_millis(2);
 
-/// Unanswered probes of a closed window before the remote is given up, if no program waits for it.
-const PROBES_AFTER_DEPARTURE: u8 = 8;
-/// The time without an acknowledgement after which a remote is given up, if no program waits for
-/// it: as much as [`PROBES_AFTER_DEPARTURE`] retransmissions take with Linux's shortest timeout.
-const SILENCE_AFTER_DEPARTURE: Duration =
-    Duration::from_millis(200 * ((1 << (PROBES_AFTER_DEPARTURE + 1)) - 1));
+/// Unanswered retransmissions or probes before the remote is given up, if no program waits for it.
+/// Linux counts the time that so many retransmissions take with the shortest timeout, which are few
+/// where the timeout is longer.
+const RETRIES_AFTER_DEPARTURE: u8 = 8;
+/// The least time for which such a remote may keep its window closed.
+const CLOSED_AFTER_DEPARTURE: Duration =
+    Duration::from_millis(200 * ((1 << (RETRIES_AFTER_DEPARTURE + 1)) - 1));
 
 /// The timer that expires at `loss_deadline`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -165,13 +166,11 @@ impl Connection {
     /// memory for less time. If the remote answers probes and keeps its window closed, it is given
     /// up when the interval between probes cannot grow any more.
     fn is_given_up_early(&self, cx: &Context<'_>) -> bool {
-        let is_long = cx.now.since(self.stalled_since) >= SILENCE_AFTER_DEPARTURE;
+        let is_long = cx.now.since(self.stalled_since) >= CLOSED_AFTER_DEPARTURE;
         let is_slowest = self.rtt.timeout(cx.config) >= cx.config.rto_max;
-        let is_too_much = match self.is_waiting_for_window() && self.snd_una == self.snd_nxt {
-            true => self.retries > PROBES_AFTER_DEPARTURE || is_long && is_slowest,
-            false => is_long,
-        };
-        is_too_much && self.departure() == Some(Departure::Certain)
+        let is_closed = self.snd_edge == self.snd_una && is_long && is_slowest;
+        (self.retries > RETRIES_AFTER_DEPARTURE || is_closed)
+            && self.departure() == Some(Departure::Certain)
     }
 
     /// Like Linux (tcp_write_err): if there was a soft error and the remote was not heard since,
