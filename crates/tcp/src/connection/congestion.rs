@@ -234,7 +234,15 @@ impl Congestion {
         self.credit_bytes = 0.0;
     }
 
-    /// A retransmission timeout or an idle period ends the current stage of growth.
+    /// A retransmission timeout ends the current stage of growth. RFC 9438 section 4.8: in the next
+    /// stage K is 0, and W_max is the window at its beginning.
+    pub(crate) fn note_timeout(&mut self) {
+        // The next stage begins with a larger W_max: its window.
+        self.cubic.w_max = 0.0;
+        self.end_epoch();
+    }
+
+    /// An idle period ends the current stage of growth.
     pub(crate) fn end_epoch(&mut self) {
         self.cubic.epoch_start = Instant::NEVER;
         self.credit_bytes = 0.0;
@@ -474,6 +482,22 @@ mod tests {
             }
         }
         assert!((980 * MSS..=1_020 * MSS).contains(&cwnd), "{cwnd}");
+    }
+
+    /// RFC 9438 section 4.8.
+    #[test]
+    fn cubic_forgets_the_old_maximum_after_a_timeout() {
+        let mut congestion = Congestion::new(CongestionControl::Cubic, Instant::ZERO, 1);
+        congestion.reduce(1_000 * MSS, 1_000 * MSS, MSS, false);
+        congestion.note_timeout();
+        let mut cwnd = congestion.ssthresh;
+        for round in 0..=80 {
+            for _ in 0..cwnd / (2 * MSS) {
+                cwnd = congestion.grow(cwnd, ack(round * 100, 2 * MSS));
+            }
+        }
+        // 700 + C * 8^3.
+        assert!((890 * MSS..=920 * MSS).contains(&cwnd), "{cwnd}");
     }
 
     //= RFC 9438#4.5

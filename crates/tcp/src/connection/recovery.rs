@@ -305,7 +305,7 @@ impl Connection {
             self.recovery.first_retransmission = None;
             self.announce_reduction();
         }
-        self.congestion.end_epoch();
+        self.congestion.note_timeout();
         let horizon = self.rack.rtt + self.reordering_window();
         let old = Instant::from_micros(cx.now.as_micros().saturating_sub(horizon.as_micros()));
         let lost_before = self.scoreboard.lost_bytes;
