@@ -10,7 +10,7 @@
 //! Startup ends when the bandwidth stops growing, Drain when the queue is empty. After 5 s without
 //! a shorter round trip comes ProbeRtt for 200 ms, then Cruise.
 //!
-//! There are four deviations. First, a round with much loss lowers the bound on bytes in flight in
+//! There are five deviations. First, a round with much loss lowers the bound on bytes in flight in
 //! every state, not only while the flow probes. Otherwise a flow left a quarter to CUBIC, because
 //! CUBIC's queue makes the round trip look longer. Second, if losses continue although the flow
 //! yields, the competitor ignores loss, as BBR's first version does. To yield would leave it
@@ -19,6 +19,10 @@
 //! the flow would keep a full product in the queue, which is all of a buffer of that size. Fourth,
 //! the delivery rate is measured once per round trip, over all of it, and not for each segment. So
 //! records in flight need no extra memory, and connections with other algorithms pay nothing.
+//! Fifth, bytes whose acknowledgements are gathered (section 5.5.9) count only within a
+//! millisecond, and replace the part of the window that exceeds one product instead of being added.
+//! In the draft's way of counting, the varying shares of a bottleneck look like gathered
+//! acknowledgements: over a path with jitter the flow took 69 % beside CUBIC instead of 61 %.
 //!
 //! A probe ends with the first acknowledgement that shows much loss, and not at the end of its
 //! round: in the rest of the round, the flow would go on to fill the competitor's buffer, and take
@@ -58,6 +62,15 @@ const PROBE_RTT_AFTER: Duration = Duration::from_secs(5);
 const MIN_RTT_LASTS: Duration = Duration::from_secs(10);
 const PROBE_RTT_TIME: Duration = Duration::from_millis(200);
 const WINDOW_SEGMENTS_MIN: u64 = 4;
+/// Section 5.5.9: the most time for which acknowledgements are believed to be gathered (Linux,
+/// bbr_extra_acked_max_us), and half of the rounds that BBRExtraAckedFilterLen counts.
+const GATHERED_MAX: Duration = Duration::from_millis(100);
+const GATHERED_ROUNDS: u8 = 5;
+/// The part of the window for bytes whose acknowledgements are gathered, in hundredths. With 100,
+/// the flow could not find a larger bandwidth.
+const GATHERED_WINDOW: u64 = 125;
+/// Acknowledgements that arrive within this time count as one burst.
+const BURST: Duration = Duration::from_millis(1);
 /// Knuth's multiplier.
 const SEED_STEP: u64 = 6_364_136_223_846_793_005;
 
@@ -117,7 +130,50 @@ pub(crate) struct Bbr {
     ends_at: Option<Instant>,
     cycle_began: Instant,
     cycle_lasts: Duration,
+    gathered: Gathered,
     seed: u64,
+}
+
+/// Acknowledgements that arrive at once, as over a radio link that gathers frames: the bytes that
+/// they acknowledge beyond the bandwidth (section 5.5.9, BBRUpdateACKAggregation).
+#[derive(Clone, Copy, Debug)]
+struct Gathered {
+    /// Since then acknowledgements have arrived faster than the bandwidth, for this many bytes.
+    began: Instant,
+    delivered: u64,
+    /// The most bytes beyond the bandwidth, in the previous rounds and in the latest ones.
+    most: [u64; 2],
+    /// How many the latest rounds are.
+    rounds: u8,
+}
+
+impl Gathered {
+    /// Takes an acknowledgement of a flow with this bandwidth.
+    fn note(&mut self, step: &Step, rate: u64) {
+        let expected = |began| bytes_in(rate, step.now.since(began));
+        let is_over = step.now.since(self.began) > BURST;
+        if is_over || self.delivered <= expected(self.began) {
+            self.began = step.now;
+            self.delivered = 0;
+        }
+        self.delivered += step.delivered_bytes;
+        let extra = self.delivered.saturating_sub(expected(self.began));
+        self.most[1] = self.most[1].max(extra.min(step.cwnd));
+    }
+
+    /// A round is over. The maximum of the last five to ten rounds counts, and in Startup that of
+    /// one or two.
+    fn end_round(&mut self, is_full: bool) {
+        self.rounds += 1;
+        if self.rounds >= if is_full { GATHERED_ROUNDS } else { 1 } {
+            self.most = [self.most[1], 0];
+            self.rounds = 0;
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.most[0].max(self.most[1])
+    }
 }
 
 /// Bounds of the model before a loss that may prove a mistake.
@@ -175,6 +231,12 @@ impl Bbr {
             ends_at: None,
             cycle_began: now,
             cycle_lasts: Duration::ZERO,
+            gathered: Gathered {
+                began: now,
+                delivered: 0,
+                most: [0; 2],
+                rounds: 0,
+            },
             seed,
         }
     }
@@ -227,6 +289,7 @@ impl Bbr {
         self.delivered += step.delivered_bytes;
         self.is_limited_by_program |= step.has_sent_all;
         self.note_round_trip(&step);
+        self.gathered.note(&step, self.rate());
         self.answer_losses_of_probe(&step);
         // Only a flight that is acknowledged as a whole shows the path's rate.
         let began_idle = core::mem::take(&mut self.round_began_idle);
@@ -289,6 +352,7 @@ impl Bbr {
 
     fn begin_round(&mut self, step: &Step) {
         self.rounds += 1;
+        self.gathered.end_round(self.is_full);
         self.round_delivered = self.delivered;
         self.round_began = step.now;
         self.round_end = step.nxt;
@@ -519,7 +583,12 @@ impl Bbr {
             _ => WINDOW,
         };
         let target = match self.min_rtt {
-            Some(_) if self.rate_max() > 0 => self.product(gain) + 3 * step.mss,
+            Some(_) if self.rate_max() > 0 => {
+                let gathered = self.gathered.bytes();
+                let gathered = gathered.min(bytes_in(self.rate(), GATHERED_MAX));
+                let needed = self.product(100) + gathered * GATHERED_WINDOW / 100;
+                self.product(gain).max(needed) + 3 * step.mss
+            }
             _ => u64::MAX,
         };
         let grown = step.cwnd + step.delivered_bytes;
@@ -552,9 +621,8 @@ impl Bbr {
 
     /// Bandwidth times round trip, times a gain in hundredths.
     fn product(&self, gain: u64) -> u64 {
-        let round_trip = self.min_rtt.unwrap_or_default().as_micros();
-        let product = u128::from(self.rate()) * u128::from(round_trip) / 1_000_000;
-        (product as u64).saturating_mul(gain) / 100
+        let round_trip = self.min_rtt.unwrap_or_default();
+        bytes_in(self.rate(), round_trip).saturating_mul(gain) / 100
     }
 
     fn rate_max(&self) -> u64 {
@@ -575,6 +643,11 @@ impl Bbr {
             State::Cruise | State::Refill | State::ProbeRtt => 100,
         }
     }
+}
+
+/// Bytes that pass in a time at a rate in bytes per second.
+fn bytes_in(rate: u64, time: Duration) -> u64 {
+    (u128::from(rate) * u128::from(time.as_micros()) / 1_000_000) as u64
 }
 
 #[cfg(test)]
@@ -755,6 +828,8 @@ mod tests {
         flow.model.state = State::Cruise;
         flow.model.in_flight_high = Some(1_000 * MSS);
         flow.cwnd = 200 * MSS;
+        // Until now each round was acknowledged at once.
+        (flow.model.gathered.most, flow.model.gathered.delivered) = ([0; 2], 0);
         flow.acknowledge(MSS, 35 * MSS);
         let product = flow.model.product(100);
         assert_eq!(flow.cwnd, product * LOSSY_WINDOW / 100 + 3 * MSS);

@@ -9,6 +9,9 @@ pub struct Impairments {
     pub delay: Duration,
     /// Random delay added to each frame, without reordering.
     pub jitter: Duration,
+    /// Frames arrive only at multiples of this time, as over a radio link that gathers them. Zero:
+    /// at any time.
+    pub gathers: Duration,
     /// Rate in bytes per millisecond; zero is unlimited.
     pub bytes_per_ms: u64,
     /// Bytes that may wait for a limited link.
@@ -44,6 +47,7 @@ impl Default for Impairments {
         Self {
             delay: Duration::from_micros(50),
             jitter: Duration::ZERO,
+            gathers: Duration::ZERO,
             bytes_per_ms: 0,
             queue_bytes_max: u64::MAX,
             loss_per_million: 0,
@@ -97,6 +101,7 @@ impl Impairments {
             } else {
                 0
             }),
+            gathers: Duration::ZERO,
             bytes_per_ms,
             queue_bytes_max: random.between(15_000, 300_000),
             loss_per_million: rare(random, 100_000),
@@ -195,6 +200,10 @@ impl Link {
         }
         let jitter = Duration::from_micros(random.below(link.jitter.as_micros() + 1));
         let mut arrival = (departure + link.delay + jitter).max(self.last_arrival);
+        if link.gathers > Duration::ZERO {
+            let step = link.gathers.as_micros();
+            arrival = Instant::from_micros(arrival.as_micros().next_multiple_of(step));
+        }
         if random.chance(link.reorder_per_million) {
             arrival += Duration::from_micros(random.below(link.reorder_delay.as_micros() + 1));
         } else {

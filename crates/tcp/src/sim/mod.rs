@@ -297,6 +297,24 @@ mod tests {
         }
     }
 
+    /// A radio link gathers frames: many acknowledgements arrive at once, at intervals longer than
+    /// the shortest round trip.
+    #[test]
+    fn bbr_keeps_its_rate_where_acknowledgements_are_gathered() {
+        for (round_trip_ms, gathers_ms) in [(2, 10), (4, 20)] {
+            let path = (Duration::from_millis(round_trip_ms), 2_500);
+            let [from, to] = [4, 8].map(Duration::from_secs);
+            let mut scenario = Scenario::long_path(7, path, 1 << 20, to)
+                .with_gathered_answers(Duration::from_millis(gathers_ms));
+            scenario.transfers[0].options.congestion = CongestionControl::Bbr;
+            scenario.impairments[0].queue_bytes_max = 100_000;
+            let bytes = World::new(scenario, false).bytes_by([from, to]);
+            let rate = (bytes[1] - bytes[0]) as f64 / (to - from).as_secs_f64() / 2.5e6;
+            println!("{round_trip_ms} {gathers_ms}: {rate:.3}");
+            assert!(rate >= 0.8, "{rate:.2} of the path, {gathers_ms} ms");
+        }
+    }
+
     /// Two transfers by the engine's CUBIC get similar shares.
     #[test]
     fn cubic_shares_a_bottleneck_with_itself() {

@@ -414,6 +414,13 @@ impl Scenario {
         self
     }
 
+    /// Acknowledgements reach host 0 at multiples of a time only.
+    #[must_use]
+    pub fn with_gathered_answers(mut self, time: Duration) -> Self {
+        self.impairments[1].gathers = time;
+        self
+    }
+
     /// Adds another sender on the outgoing link of host 0, from the beginning on.
     #[must_use]
     pub fn beside(mut self, rival: Kind) -> Self {
