@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Startup ends when the bandwidth stops growing, Drain when the queue is empty. After 5 s without
-//! a shorter round trip comes ProbeRtt for 200 ms, then Cruise.
+//! a shorter round trip comes ProbeRtt for 200 ms and at least a round, then Cruise.
 //!
 //! There are five deviations. First, a round with much loss lowers the bound on bytes in flight in
 //! every state, not only while the flow probes. Otherwise a flow left a quarter to CUBIC, because
@@ -126,8 +126,9 @@ pub(crate) struct Bbr {
     min_rtt_at: Instant,
     /// When the round trip was last probed, or last found shorter without a probe.
     probed_rtt_at: Instant,
-    /// When ProbeRtt ends. Set once few enough bytes are in flight.
-    ends_at: Option<Instant>,
+    /// When ProbeRtt ends, and the position whose acknowledgement it needs. Set once few enough
+    /// bytes are in flight.
+    ends_at: Option<(Instant, Position)>,
     cycle_began: Instant,
     cycle_lasts: Duration,
     gathered: Gathered,
@@ -533,9 +534,11 @@ impl Bbr {
     fn probe_round_trip(&mut self, step: &Step) {
         match self.ends_at {
             None if step.in_flight <= self.probe_rtt_window(step.mss) => {
-                self.ends_at = Some(step.now + PROBE_RTT_TIME);
+                // The data in flight has met a queue. Only the next round shows the path without
+                // that queue.
+                self.ends_at = Some((step.now + PROBE_RTT_TIME, step.nxt));
             }
-            Some(at) if step.now >= at => {
+            Some((at, end)) if step.now >= at && step.una >= end => {
                 self.probed_rtt_at = step.now;
                 self.begin_down(step);
                 self.state = State::Cruise;
@@ -860,6 +863,21 @@ mod tests {
             flow.request(ROUND_TRIP + Duration::from_micros(1));
             assert_ne!(flow.model.state, State::ProbeRtt);
         }
+    }
+
+    /// BBRHandleProbeRTT (BBR.probe_rtt_round_done): ProbeRtt lasts at least a round, in which the
+    /// queue is empty.
+    #[test]
+    fn round_trip_is_probed_for_a_round_on_a_long_path() {
+        let mut flow = cruising();
+        flow.model.state = State::ProbeRtt;
+        // Few bytes are in flight, and they are acknowledged after 400 ms.
+        flow.acknowledge(36 * MSS, 4 * MSS);
+        flow.now += Duration::from_millis(400);
+        flow.acknowledge(2 * MSS, 4 * MSS);
+        assert_eq!(flow.model.state, State::ProbeRtt);
+        flow.acknowledge(2 * MSS, 4 * MSS);
+        assert_eq!(flow.model.state, State::Cruise);
     }
 
     /// BBRHandleSpuriousLossDetection: after a mistake the flow is as fast as before.
