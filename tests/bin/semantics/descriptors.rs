@@ -554,7 +554,7 @@ fn high_number(pair: &Pair) {
     pair.step();
 }
 
-fn limit_numbers(to: libc::rlim_t) {
+pub(crate) fn limit_numbers(to: libc::rlim_t) {
     let limit = libc::rlimit {
         rlim_cur: to,
         rlim_max: to,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::Case;
+use crate::descriptors::limit_numbers;
 use crate::role::{Pair, await_events, fill, receive_all, send_all};
 use crate::sleeper::Sleeper;
 use crate::sys::{self, Fd};
@@ -24,6 +25,7 @@ pub(crate) const CASES: &[Case] = &[
         "poll_wakes_for_a_pipe_while_a_socket_is_quiet",
         poll_wakes_for_pipe,
     ),
+    Case::pair("poll_has_as_many_places_as_the_limit_allows", poll_limit),
     Case::pair("poll_wakes_when_room_returns", poll_room),
     Case::pair("poll_times_out_on_a_quiet_socket", poll_times_out),
     Case::pair("select_tells_data_and_room", select_sets),
@@ -236,6 +238,24 @@ fn poll_wakes_for_pipe(pair: &Pair) {
         }
     }
     pair.step();
+}
+
+/// A call may have one place for each descriptor that the program may open.
+fn poll_limit(pair: &Pair) {
+    if pair.server() {
+        pair.step_to_sleeper();
+        send_all(pair.fd, b"later");
+        pair.step();
+    } else {
+        const PLACES: usize = 20;
+        limit_numbers(PLACES as u64);
+        let mut wanted = [(-1, libc::POLLIN); PLACES + 1];
+        wanted[0].0 = pair.fd;
+        pair.say("too many", sys::poll(&wanted, -1).0);
+        pair.step_to_sleep();
+        pair.say("as many", sys::poll(&wanted[..PLACES], -1).0);
+        pair.step();
+    }
 }
 
 fn poll_room(pair: &Pair) {

@@ -239,6 +239,9 @@ pub(crate) enum PairSleep {
     PassedOver,
     /// It took as long as it may.
     TooLong,
+    /// The kernel refused it, because the doorbells' place is one more than a call may have
+    /// (`RLIMIT_NOFILE`).
+    Refused,
 }
 
 impl PairSleep {
@@ -246,7 +249,7 @@ impl PairSleep {
     #[inline]
     pub(crate) fn claim_next(self, number: Option<u32>) -> Option<Claim> {
         match self {
-            PairSleep::TooLong => None,
+            PairSleep::TooLong | PairSleep::Refused => None,
             PairSleep::Rung => claim(number)?.after_vain(),
             PairSleep::None | PairSleep::PassedOver => claim(number),
         }

@@ -30,9 +30,7 @@ use crate::{express, lock};
 
 /// Places handled on the stack.
 const INLINE: usize = 16;
-/// With more descriptors than this, a call sleeps on the carriers only. The kernel refuses more
-/// places than a process may have descriptors (`RLIMIT_NOFILE`), and the program must not be
-/// refused because of one that the library adds.
+/// With more descriptors than this, a call sleeps on the carriers only.
 const ON_PAIRS_MAX: usize = 64;
 
 /// Time between two questions about ordinary descriptors while accelerated ones are always ready.
@@ -553,7 +551,7 @@ fn sleep(
             place.drop_in_place();
         }
     };
-    let result = cancellation::sleeping(undo, || match (watches, doorbells) {
+    let mut result = cancellation::sleeping(undo, || match (watches, doorbells) {
         (Ok(()), None) => kernel(copy.slice(), left),
         (Ok(()), Some(doorbells)) => kernel(copy.with_place(doorbells.place()), left),
         (Err(OutOfMemory), _) => {
@@ -563,7 +561,10 @@ fn sleep(
     });
     let error = errno::get();
     let mut pair_sleep = PairSleep::None;
-    if let (Some(doorbells), 0..) = (doorbells, result) {
+    if doorbells.is_some() && result < 0 && error == libc::EINVAL {
+        // The program must not be refused because of a place that the library adds.
+        (result, pair_sleep) = (0, PairSleep::Refused);
+    } else if let (Some(doorbells), 0..) = (doorbells, result) {
         if doorbells.take_from(copy.place_behind()) {
             pair_sleep = PairSleep::Rung;
         } else if result == 0 && is_longest && early == 0 {
