@@ -10,6 +10,12 @@ struct Accepted {
 
 const ACCEPTED: &[Accepted] = &[
     Accepted {
+        suite: "go",
+        test: "net/http/TestLinuxSendfile",
+        reason: "traces a server with strace and looks for a call of sendfile: the library does \
+            this call's work without the kernel",
+    },
+    Accepted {
         suite: "haproxy",
         test: "connection/http_reuse_always.vtc",
         reason: UNSTEADY_REUSE,

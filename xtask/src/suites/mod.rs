@@ -5,14 +5,15 @@
 //! - [`run`]: runs one test program until it ends or exceeds our time limit.
 //! - [`leftovers`]: cleans up after runs that were ended by a signal.
 //! - [`source`]: sources of other projects, fetched once.
-//! - [`python`], [`libuv`], [`libevent`], [`memcached`], [`redis`], [`curl`], [`postgres`],
-//!   [`apache`], [`vtc`]: the selected tests of each project.
+//! - [`python`], [`go`], [`libuv`], [`libevent`], [`memcached`], [`redis`], [`curl`],
+//!   [`postgres`], [`apache`], [`vtc`]: the selected tests of each project.
 //! - [`differences`]: the accepted differences.
 //! - [`table`]: prints the results, also of several runs together.
 
 mod apache;
 mod curl;
 mod differences;
+mod go;
 mod leftovers;
 mod libevent;
 mod libuv;
@@ -58,7 +59,7 @@ struct Suite {
 }
 
 /// All suites, in starting order: long suites first.
-const SUITES: [Suite; 11] = [
+const SUITES: [Suite; 12] = [
     Suite {
         name: "python",
         about: "CPython 3.11: sockets, selectors, TLS, internet protocols, processes",
@@ -103,6 +104,13 @@ const SUITES: [Suite; 11] = [
         at_once: 3,
         user: None,
         programs: vtc::haproxy,
+    },
+    Suite {
+        name: "go",
+        about: "Go's standard library: sockets, HTTP, TLS, the poller",
+        at_once: 2,
+        user: None,
+        programs: go::programs,
     },
     Suite {
         name: "postgres",
