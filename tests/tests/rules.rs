@@ -303,6 +303,27 @@ fn a_rule_about_waiting_holds_for_programs_that_run() {
     crowd.end();
 }
 
+/// A `recv` in vain asks for a doorbell, because it is unknown how the program will wait. If it
+/// finds other connections ready by `poll`, it is awake, and needs none.
+#[test]
+fn a_program_that_is_busy_with_other_connections_is_not_rung() {
+    const ROUNDS: u64 = 200;
+    let ruled = Ruled::start("wait event\n");
+    let mut crowd = ruled.crowd(PROGRAM.as_ref());
+    assert!(ruled.are_direct(&mut crowd), "{}", ruled.whereabouts());
+    let server = u64::from(crowd.server.pid());
+    let on_carriers = || {
+        let status = ruled.toehold.status();
+        let of = |key| sum_of(&status, |pid| pid == server, key);
+        of("doorbells_rung") - of("doorbells_by_pair")
+    };
+    let before = on_carriers();
+    crowd.order(&format!("beside {ROUNDS}"));
+    let rung = on_carriers() - before;
+    assert!(4 * rung < ROUNDS, "rung {rung} times");
+    crowd.end();
+}
+
 /// Each message is announced by a doorbell, because both programs always sleep. A doorbell on the
 /// carrier costs more than the pair's.
 #[test]

@@ -8,8 +8,10 @@
 //! message on each connection, and `hear` receives their echoes. After `wait WAY` the client waits
 //! for each echo in this way: `receive` by a blocking receive, which it also does at first, `poll`
 //! or `select` before it receives, `try` by a receive that does not block and then by `poll`, and
-//! at last `timer` by an epoll instance that also has a timer, which fires before each echo. It
-//! ends when there are no more lines. Every byte is checked; each line is answered with one.
+//! at last `timer` by an epoll instance that also has a timer, which fires before each echo.
+//! `beside N` sends N messages on the first connection after a receive in vain, while the second
+//! one is ready. It ends when there are no more lines. Every byte is checked; each line is answered
+//! with one.
 //! `crowd client PORT COUNT light` only talks in short messages.
 //!
 //! `crowd member` is one of many processes that have connections with each other. It echoes as the
@@ -168,6 +170,11 @@ fn client(port: u16, count: usize, bulk_bytes: usize) {
                     assert_eq!(&echo, b"all at once");
                 }
             }
+            Some(("beside", rounds)) => {
+                for _ in 0..rounds.parse().expect("a number") {
+                    exchange_beside(&mut streams);
+                }
+            }
             Some(("wait", way)) => {
                 let known = WAYS.iter().position(|known| *known == way);
                 WAY.store(known.expect("a way to wait"), Ordering::Relaxed);
@@ -209,6 +216,39 @@ fn exchange(stream: &mut TcpStream, bytes: &[u8]) {
     }
 }
 
+/// Receives in vain on the first stream, then finds the second one ready by `poll`. Does not sleep
+/// while the first one's echo is awaited.
+fn exchange_beside(streams: &mut [TcpStream]) {
+    let [first, second, ..] = streams else {
+        panic!("one stream");
+    };
+    let (message, mut echo) = (*b"by the way", [0; 10]);
+    second.write_all(&message).expect("no error");
+    assert_eq!(poll(second.as_raw_fd()), 1);
+    assert_eq!(peek(first.as_raw_fd()), -1);
+    let mut both = [&*first, &*second].map(|stream| libc::pollfd {
+        fd: stream.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    });
+    // SAFETY: two elements.
+    assert_eq!(unsafe { libc::poll(both.as_mut_ptr(), 2, -1) }, 1);
+    second.read_exact(&mut echo).expect("no error");
+    first.write_all(&message).expect("no error");
+    // SAFETY: one element.
+    while unsafe { libc::poll(both.as_mut_ptr(), 1, 0) } == 0 {}
+    first.read_exact(&mut echo).expect("no error");
+    assert_eq!(echo, message);
+}
+
+/// Looks at the next byte without waiting: 1, or -1 when there is none.
+fn peek(fd: i32) -> isize {
+    let mut first = 0u8;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+    // SAFETY: one byte is writable.
+    unsafe { libc::recv(fd, (&raw mut first).cast(), 1, flags) }
+}
+
 /// The ways in which the client can wait for an echo.
 const WAYS: [&str; 5] = ["receive", "poll", "select", "try", "timer"];
 /// The number of its current way.
@@ -221,15 +261,10 @@ fn await_echo(stream: &TcpStream) {
     let found = match WAYS[WAY.load(Ordering::Relaxed)] {
         "poll" => poll(fd),
         "select" => select(fd),
-        "try" => {
-            let mut first = 0u8;
-            let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
-            // SAFETY: one byte is writable.
-            match unsafe { libc::recv(fd, (&raw mut first).cast(), 1, flags) } {
-                1 => 1,
-                _ => poll(fd),
-            }
-        }
+        "try" => match peek(fd) {
+            1 => 1,
+            _ => poll(fd),
+        },
         "timer" => epoll_with_timer(fd),
         _ => 1,
     };

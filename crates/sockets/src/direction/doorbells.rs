@@ -195,7 +195,9 @@ fn take_ahead(connection: &Connection, end: &End<'_>) -> bool {
 /// would drop what it has not delivered yet.
 pub(crate) fn try_drain(connection: &Connection, end: &End<'_>) {
     if end.rx_mode() == Mode::Ring {
-        if let Some(_held) = lock::try_lock(&connection.entry.rx_lock) {
+        if let Some(_held) = lock::try_lock(&connection.entry.rx_lock)
+            && end.doorbells_to_take() != Doorbells::Taken
+        {
             drain(connection, end);
         }
     }

@@ -25,7 +25,7 @@ use crate::adapter::requests;
 use crate::connection::settings;
 use crate::direction::doorbells;
 use crate::system::{cancellation, deferral, errno, real, sys};
-use crate::waiting::{ready, seen_waits};
+use crate::waiting::{ready, seen_waits, sleepers};
 use crate::{express, lock};
 
 /// Places handled on the stack.
@@ -239,6 +239,15 @@ fn look_at_all(fds: &mut [pollfd]) -> i32 {
     count
 }
 
+/// Takes back the requests for doorbells of connections without news. The thread made them when a
+/// non-blocking call found nothing, because it was unknown how it would wait. It waits here.
+fn take_requests_back(fds: &[pollfd]) {
+    let waiting = fds.iter().filter(|one| one.fd >= 0 && one.revents == 0);
+    for one in waiting.filter(|one| descriptors::kind(one.fd) == Kind::Connection) {
+        with_connection(one.fd, sleepers::take_request_back);
+    }
+}
+
 /// `poll` over descriptors of which at least one is accelerated. `kernel` is `ppoll` with the
 /// program's signal mask: it gets the array and the time-out in nanoseconds (`None`: no limit).
 pub(crate) fn poll(
@@ -269,6 +278,7 @@ pub(crate) fn poll(
             // While shared memory alone keeps the program busy, the kernel is asked about ordinary
             // descriptors only from time to time.
             if found > 0 && (!ordinary || timeout_ns != Some(0) && were_just_asked(fds, now)) {
+                take_requests_back(fds);
                 return found;
             }
             let added = merge(fds, copy.slice(), &mut kernel);

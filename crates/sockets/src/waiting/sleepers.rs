@@ -13,6 +13,7 @@ use toehold_stream::leaving::Refusal;
 use toehold_stream::sleepers::{Family, FamilySleepers};
 
 use crate::connection::Connection;
+use crate::lock;
 use crate::memory::pairs::Pair;
 use crate::process;
 use crate::system::sys;
@@ -132,6 +133,25 @@ pub(crate) fn ask_for_unknown_wait(connection: &Connection, end: &End<'_>) -> bo
     }
     set_wake(end, WakeWord::Bell);
     is_first
+}
+
+/// Takes back the request of [`ask_for_unknown_wait`], if nobody else needs it: the calling thread
+/// made it, waits in the library, and has other news. It will look at the connection again before
+/// it sleeps. Without this, the peer would ring the carrier for a thread that is awake.
+#[inline]
+pub(crate) fn take_request_back(connection: &Connection, end: &End<'_>) {
+    let wake = &end.ours().wake.wake;
+    if wake.load(Ordering::Relaxed).is(WakeWord::Bell.to_word())
+        && connection.entry.asker.load(Ordering::Relaxed) == this_thread()
+        && let Some(_held) = lock::lock(&connection.entry.wake_lock)
+        && is_only_one(connection, end)
+        && (end.ours().wake.want_credit.load(Ordering::Relaxed)).is(0)
+    {
+        let (bell, none) = (WakeWord::Bell.to_word(), WakeWord::None.to_word());
+        // A peer that has rung meanwhile has set the word to none itself. Nothing is ordered: no
+        // sleep follows before the next look.
+        let _ = wake.compare_exchange(bell, none, Ordering::Relaxed, Ordering::Relaxed);
+    }
 }
 
 /// True when the calling thread, which is about to sleep, is the only one that may wait for news of
