@@ -347,7 +347,8 @@ fn a_capture_sees_what_crosses_namespaces() {
             "v1"
         };
         let mut command = place.command(&tcpdump);
-        command.args(["-i", device, "-w", "/dev/null"]);
+        // Another user than root would be made the owner of this device.
+        command.args(["-i", device, "-Z", "root", "-w", "/dev/null"]);
         let capture = Running::start(command, "tcpdump", system.scratch());
         let yields = |end: &Running| {
             let all = system.connections(end.pid());
