@@ -143,7 +143,7 @@ impl Duet {
         let start = |role: &str, mut command: Command, descriptors: Vec<(RawFd, RawFd)>| {
             command.args([role, case]).env("RUST_BACKTRACE", "0");
             if is_upgraded.is_some() && role == "client" {
-                command.env("E2E_ORACLE", "yes");
+                command.env("E2E_ORACLE", questions_max(case).to_string());
             }
             inherit(&mut command, descriptors);
             Running::start(command, &format!("{case}.{role}"), toehold.dir())
@@ -266,6 +266,16 @@ fn is_direct(ends: &[&Connection]) -> bool {
 
 /// A role that is silent for longer hangs, however busy the host is.
 const SILENCE_MAX: Duration = Duration::from_secs(40);
+
+/// The number of times that a case's client asks whether its connection has been upgraded, before
+/// it continues without an upgrade.
+fn questions_max(case: &str) -> usize {
+    match MAY_STAY.iter().any(|(of, _)| *of == case) {
+        true => 20,
+        // They take more than a second.
+        false => 240,
+    }
+}
 
 /// The time that a client that has been told no waits before it sends more and asks again.
 const UNTIL_ASKED_AGAIN: Duration = Duration::from_millis(5);

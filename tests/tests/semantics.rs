@@ -22,7 +22,8 @@ fn compare_cases(toehold: &Toehold, group: &str, cases: &[String], sides: &[Side
             let duet = Duet::play(toehold, sides, PROGRAM, case);
             let differences = oracle.differences(|kernel| unexplained(&duet, kernel, case));
             if !differences.is_empty() {
-                const LINES_MAX: usize = 12;
+                // A role's complaints follow all that it has said.
+                const LINES_MAX: usize = 40;
                 let shown = differences[..differences.len().min(LINES_MAX)].join("\n      ");
                 let evidence = duet.evidence.unwrap_or_default();
                 complaints.push(format!("{case} ({sides:?}):\n      {shown}\n{evidence}"));
