@@ -41,11 +41,7 @@ impl Diag {
             attributes: 1 << (INFO - 1),
             ..question_about(local, remote, ANY_COOKIE)
         };
-        let ask = || {
-            let number = entropy::bits().ok()?[0] as u32;
-            let request = question.bytes(number, libc::NLM_F_REQUEST);
-            self.answer(&request, number, |reply| moved(reply.get(HEADER_BYTES..)?))
-        };
+        let ask = || self.ask_once(&question, |reply| moved(reply.get(HEADER_BYTES..)?));
         // The kernel reads the lengths of the queues before its counts.
         let first = ask()?;
         (ask()? == first).then_some(first)
@@ -54,10 +50,18 @@ impl Diag {
     /// Whether a process has the connection with these addresses open. A socket that was closed may
     /// still exist for a while. `None` when the kernel gives no answer.
     pub(crate) fn is_held(&self, local: SocketAddr, remote: SocketAddr) -> Option<bool> {
-        let question = question_about(local, remote, ANY_COOKIE);
+        self.ask_once(&question_about(local, remote, ANY_COOKIE), is_held)
+    }
+
+    /// Asks a question that has one answer, and reads it.
+    fn ask_once<T>(
+        &self,
+        question: &TcpQuestion,
+        read: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Option<T> {
         let number = entropy::bits().ok()?[0] as u32;
         let request = question.bytes(number, libc::NLM_F_REQUEST);
-        self.answer(&request, number, is_held)
+        self.answer(&request, number, read)
     }
 
     /// All TCP sockets of this socket's namespace except those in TIME-WAIT. `None` when the kernel
@@ -87,9 +91,7 @@ impl Diag {
         };
         let to = (spelled(at.ip()), at.port());
         let question = TcpQuestion::of_listener(family, to, spelled(from));
-        let number = entropy::bits().ok()?[0] as u32;
-        let request = question.bytes(number, libc::NLM_F_REQUEST);
-        self.answer(&request, number, |reply| inode_in(reply, TCP_LISTEN))
+        self.ask_once(&question, |reply| inode_in(reply, TCP_LISTEN))
     }
 
     /// Calls `each` with the TCP sockets in some states, a bit for each.
@@ -214,6 +216,19 @@ mod tests {
         std::fs::metadata(path).expect("open").ino()
     }
 
+    /// A listener at a free port, and both ends of a connection to it.
+    fn connection(address: &str) -> (TcpListener, TcpStream, TcpStream) {
+        let listener = TcpListener::bind(address).expect("bound");
+        let target = listener.local_addr().expect("an address");
+        let client = TcpStream::connect(target).expect("connected");
+        let (server, _) = listener.accept().expect("accepted");
+        (listener, client, server)
+    }
+
+    fn address_of(socket: &TcpStream) -> SocketAddr {
+        socket.local_addr().expect("an address")
+    }
+
     #[test]
     fn only_the_listening_socket_is_found() {
         let diag = Diag::open().expect("a question");
@@ -238,11 +253,8 @@ mod tests {
     fn connection_is_held_until_its_program_closes() {
         let diag = Diag::open().expect("a question");
         for address in ["127.0.0.1:0", "[::1]:0"] {
-            let listener = TcpListener::bind(address).expect("bound");
-            let target = listener.local_addr().expect("an address");
-            let client = TcpStream::connect(target).expect("connected");
-            let local = client.local_addr().expect("an address");
-            let (server, _) = listener.accept().expect("accepted");
+            let (_listener, client, server) = connection(address);
+            let [local, target] = [&client, &server].map(address_of);
             for end in [(local, target), (target, local)] {
                 assert_eq!(diag.is_held(end.0, end.1), Some(true));
             }
@@ -266,11 +278,8 @@ mod tests {
     fn bytes_count_when_programs_have_moved_them() {
         let diag = Diag::open().expect("a question");
         for address in ["127.0.0.1:0", "[::1]:0"] {
-            let listener = TcpListener::bind(address).expect("bound");
-            let target = listener.local_addr().expect("an address");
-            let mut client = TcpStream::connect(target).expect("connected");
-            let local = client.local_addr().expect("an address");
-            let (mut server, _) = listener.accept().expect("accepted");
+            let (_listener, mut client, mut server) = connection(address);
+            let [local, target] = [&client, &server].map(address_of);
             client.write_all(&[7; 1000]).expect("room");
             let mut bytes = [0; 600];
             server.read_exact(&mut bytes).expect("all there");
