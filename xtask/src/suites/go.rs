@@ -31,8 +31,9 @@ pub(crate) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
     if is_quick {
         return Ok(Vec::new());
     }
-    let root = PathBuf::from(go(&["env", "GOROOT"])?.trim());
-    let built = source::cache().join("go").join(version()?);
+    let root = PathBuf::from(variable("GOROOT")?);
+    // Programs built by another version are built again.
+    let built = source::cache().join("go").join(variable("GOVERSION")?);
     fs::create_dir_all(&built).map_err(|error| format!("{}: {error}", built.display()))?;
     let program = |package: &&str| program(&root, &built, package);
     PACKAGES.iter().map(program).collect()
@@ -59,9 +60,9 @@ fn program(root: &Path, built: &Path, package: &str) -> Result<Program, String> 
     })
 }
 
-/// One word for Go's version: programs built by another version are built again.
-fn version() -> Result<String, String> {
-    Ok(go(&["env", "GOVERSION"])?.trim().to_owned())
+/// A variable of Go's environment.
+fn variable(name: &str) -> Result<String, String> {
+    Ok(go(&["env", name])?.trim().to_owned())
 }
 
 fn go(arguments: &[&str]) -> Result<String, String> {
