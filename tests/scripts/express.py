@@ -411,6 +411,50 @@ def sleepers():
     play(serve, ask)
 
 
+# Both ends have shut their sending halves.
+
+
+def hang_ups():
+    seen, tell_seen = os.pipe()
+
+    def serve(server, steps):
+        server.warm()
+        for _ in range(12):
+            one = server.accept()
+            one.sendall(read_all(one, 5))
+            steps.hear()
+            one.close()
+            steps.tell()
+            # The library has nothing to do meanwhile.
+            os.read(seen, 1)
+        server.warm()
+
+    def ask(port, steps):
+        warm(port)
+        for number in range(12):
+            one = connect(port)
+            poll, epoll = select.poll(), select.epoll()
+            poll.register(one, 0)
+            epoll.register(one, select.EPOLLIN | select.EPOLLET)
+            one.sendall(b"hello")
+            read_all(one, 5)
+            if number % 2:
+                one.shutdown(socket.SHUT_WR)
+            steps.tell()
+            steps.hear()
+            if number % 3 == 0:
+                say("end", one.recv(1))
+            if number % 2 == 0:
+                one.shutdown(socket.SHUT_WR)
+            say("poll", [events for _, events in poll.poll(WAIT_MAX * 1000)])
+            say("epoll", [events for _, events in epoll.poll(WAIT_MAX)])
+            os.write(tell_seen, b"x")
+            one.close()
+        warm(port)
+
+    play(serve, ask)
+
+
 # Nobody listens any more.
 
 
@@ -1517,6 +1561,7 @@ SCENARIOS = {
     "crowd": crowd,
     "endings": endings,
     "sleepers": sleepers,
+    "hang_ups": hang_ups,
     "refused": refused,
     "shut": shut,
     "worker_closes": workers("closes"),

@@ -52,6 +52,7 @@ scenarios! {
     crowd: two_thousand_connections_thirty_two_at_a_time_are_right,
     endings: every_way_to_end_is_the_kernels,
     sleepers: a_sleeper_hears_of_the_end,
+    hang_ups: two_halves_that_are_shut_are_a_hang_up,
     refused: a_listener_that_closes_refuses_and_resets_what_waits,
     shut: a_listener_that_is_shut_down_refuses,
     worker_closes: what_a_worker_has_not_accepted_is_another_workers,

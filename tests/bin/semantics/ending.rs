@@ -49,6 +49,7 @@ pub(crate) const CASES: &[Case] = &[
         killed(pair, by_retrying, 0);
     }),
     Case::pair("killed_in_the_middle_of_a_timed_receive", killed_in_timed),
+    Case::pair("killed_after_the_other_end_is_a_hang_up", killed_after_end),
     Case::pair("killed_sender_loses_nothing_that_was_taken", |pair| {
         killed(pair, in_receive, usize::MAX);
     }),
@@ -435,6 +436,43 @@ fn by_retrying(fd: sys::Fd) {
     while sys::recv(fd, &mut [0], peek).is(libc::EAGAIN) {
         std::thread::sleep(std::time::Duration::from_micros(200));
     }
+}
+
+/// The client has shut its sending half, and the server is killed: both directions have ended. The
+/// library does not know how the server waits, so it wakes the server by the kernel's socket.
+fn killed_after_end(pair: &Pair) {
+    const REQUESTS: usize = 20;
+    for _ in 0..REQUESTS {
+        if pair.server() {
+            by_retrying(pair.fd);
+            receive_all(pair.fd, &mut [0; 7]);
+            send_all(pair.fd, b"reply");
+        } else {
+            send_all(pair.fd, b"request");
+            receive_all(pair.fd, &mut [0; 5]);
+        }
+    }
+    if pair.server() {
+        pair.step();
+        // SAFETY: takes no pointers; ends this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    }
+    pair.say("shutdown", sys::shutdown(pair.fd, libc::SHUT_WR));
+    let everything = libc::EPOLLIN | libc::EPOLLRDHUP;
+    let epolls = [0, everything].map(|events| {
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, pair.fd, events, 1).value();
+        epoll
+    });
+    pair.step();
+    pair.until_the_other_is_gone();
+    await_events(pair.fd, libc::POLLHUP);
+    let (_, events) = sys::poll(&[(pair.fd, libc::POLLIN | libc::POLLRDHUP)], 0);
+    pair.say("poll", format!("{events:x?}"));
+    for epoll in epolls {
+        pair.say("epoll", format!("{:x?}", sys::epoll_wait(epoll, 2, 0)));
+    }
+    pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
 }
 
 /// The server answers requests and sends at most `most` bytes, as many as the connection takes.

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP};
-use toehold_channel::table::{FLAG_SHUT_RX, Mode};
+use toehold_channel::table::{FLAG_SHUT_RX, FLAG_SHUT_TX, Mode};
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::carrier::Carrier;
@@ -129,9 +129,10 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     if on_carrier || hinted && !is_over {
         let mut kernel = sys::poll_now(connection.number(), POLLIN | POLLRDHUP);
         if kernel & POLLERR != 0 && was_closed_cleanly(connection, end) {
-            // After an end in order, a TCP socket is half open; a Unix socket is closed.
+            // After an end in order, a TCP socket is half open, unless the program has shut the
+            // other half. A Unix socket is closed.
             kernel = match Carrier::of(connection) {
-                Carrier::Tcp => POLLIN | POLLRDHUP,
+                Carrier::Tcp => POLLIN | POLLRDHUP | hang_up(connection),
                 Carrier::Unix => kernel & !POLLERR,
             };
         }
@@ -157,7 +158,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
         ready = POLLIN;
     }
     if is_over {
-        ready |= POLLIN | POLLRDHUP;
+        ready |= POLLIN | POLLRDHUP | hang_up(connection);
         if end.tx_mode() == Mode::Carrier {
             // If the program has sent since then, the answer was a reset.
             ready |= sys::poll_now(connection.number(), 0) & POLLHUP;
@@ -177,6 +178,14 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
         ready |= POLLIN | POLLERR;
     }
     ready
+}
+
+/// `POLLHUP` if the end of the receiving half is the end of both (tcp_poll: `SHUTDOWN_MASK`).
+fn hang_up(connection: &Connection) -> i16 {
+    match connection.entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_TX {
+        0 => 0,
+        _ => POLLHUP,
+    }
 }
 
 /// The events that the kernel must watch on the carrier while the program sleeps for `interest`.
