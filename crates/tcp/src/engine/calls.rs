@@ -349,6 +349,18 @@ impl Engine {
         })
     }
 
+    /// For the simulator, right after the end of a connection that its host had released: whether
+    /// the engine has given up its remote.
+    pub(crate) fn has_given_up(&self, id: ConnectionId) -> bool {
+        self.slots.get(id.index()).is_some_and(|connection| {
+            let is_freed = connection.generation == id.generation.wrapping_add(1)
+                && connection.conditions.has(Conditions::FREE);
+            (is_freed || connection.generation == id.generation)
+                && connection.state == State::Closed
+                && connection.close_reason == CloseReason::TimedOut
+        })
+    }
+
     /// Sets whether small segments are sent at once (TCP_NODELAY), and whether they are held back
     /// entirely (MSG_MORE, TCP_CORK).
     ///

@@ -335,6 +335,8 @@ impl Host {
         config.sack = !traits.no_sack;
         config.timestamps = !traits.no_timestamps;
         config.window_scaling = !traits.no_window_scaling;
+        config.tail_probes = !traits.no_tail_probes;
+        config.restart_after_idle = !traits.no_restart_after_idle;
         if traits.offloads {
             config.offload = Offload {
                 transmit_checksum: true,

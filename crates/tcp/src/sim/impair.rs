@@ -75,7 +75,7 @@ impl Cut {
 }
 
 /// Sets the checksums of a packet.
-fn complete(packet: &mut [u8], tcp_at: usize) {
+pub(super) fn complete(packet: &mut [u8], tcp_at: usize) {
     if packet[0] >> 4 == 4 {
         packet[10..12].fill(0);
         let checksum = !checker::ip_sum(packet);

@@ -1,5 +1,6 @@
 //! A link with impairments: the fate of a frame between two hosts.
 
+use super::middlebox::Middlebox;
 use crate::{Duration, Instant, Random};
 
 /// The properties of one direction of a link. The default is perfect and infinitely fast.
@@ -40,6 +41,8 @@ pub struct Impairments {
     pub reports_too_big: bool,
     /// The first and the last moment of an outage.
     pub partition: (Duration, Duration),
+    /// A box at the end of the link.
+    pub middlebox: Middlebox,
 }
 
 impl Default for Impairments {
@@ -62,6 +65,7 @@ impl Default for Impairments {
             path_mtu: 0,
             reports_too_big: false,
             partition: (Duration::ZERO, Duration::ZERO),
+            middlebox: Middlebox::default(),
         }
     }
 }
@@ -120,6 +124,7 @@ impl Impairments {
             path_mtu: if narrows { 1_300 } else { 0 },
             reports_too_big: random.below(4) != 0,
             partition,
+            middlebox: Middlebox::default(),
         }
     }
 }

