@@ -136,18 +136,37 @@ fn bulk_len(draw: &Draw) -> usize {
     100_000 + draw.which as usize * 40
 }
 
+/// After this many calls of a bulk turn, some calls may move [`BULK_PART_LEN`] bytes.
+const BULK_SMALL_CALLS: usize = 2_000;
+const BULK_PART_LEN: usize = 16_384;
+
+/// The number of bytes that a call may move, after `calls` calls of a bulk turn. All calls have the
+/// length that was drawn, until there have been thousands. From then on one of seven is longer:
+/// otherwise two million bytes would go byte by byte. Seven has no factor in common with the
+/// numbers of the ways to send and to receive, so each way has calls of both lengths.
+fn bulk_part_len(calls: usize, drawn: usize) -> usize {
+    if calls > BULK_SMALL_CALLS && calls.is_multiple_of(7) {
+        drawn.max(BULK_PART_LEN)
+    } else {
+        drawn
+    }
+}
+
 fn take_bulk(player: &mut Player, turn: usize, draw: &Draw) -> Over {
     player.role.tell(player.unread as u32);
     // The length includes bytes that were unread before.
     let len = bulk_len(draw) + player.unread;
     let mut sum = Checksum::default();
-    let mut part = vec![0; 1 + draw.len * 4];
-    let (mut taken, mut calls) = (0, draw.how as usize);
+    let drawn = 1 + draw.len * 4;
+    let mut part = vec![0; drawn.max(BULK_PART_LEN)];
+    let (mut taken, mut calls) = (0, 0);
     while taken < len {
-        let (name, receiver) = RECEIVERS[calls % RECEIVERS.len()];
+        let way = calls + draw.how as usize;
+        let (name, receiver) = RECEIVERS[way % RECEIVERS.len()];
         calls += 1;
-        let want = part.len().min(len - taken);
-        let result = receiver(player.fds[calls % player.fds.len()], &mut part[..want]);
+        let want = bulk_part_len(calls, drawn).min(len - taken);
+        let fd = player.fds[(way + 1) % player.fds.len()];
+        let result = receiver(fd, &mut part[..want]);
         if result.is(libc::EAGAIN) {
             crate::role::await_events(player.fds[0], libc::POLLIN);
             continue;
@@ -168,13 +187,15 @@ fn send_bulk(player: &mut Player, turn: usize, draw: &Draw) -> Over {
     assert_eq!(player.role.hear() as usize, player.theirs_unread);
     player.theirs_unread = 0;
     let bytes = player.stream(bulk_len(draw));
-    let (mut sent, mut calls) = (0, draw.how as usize);
+    let (mut sent, mut calls) = (0, 0);
     while sent < bytes.len() {
-        let part = &bytes[sent..bytes.len().min(sent + 2 + draw.len * 8)];
-        // The call that sends two messages needs an even length.
-        let (_, sender) = SENDERS[calls % if part.len().is_multiple_of(2) { 8 } else { 5 }];
+        let way = calls + draw.how as usize;
         calls += 1;
-        let fd = player.fds[calls % player.fds.len()];
+        let len = bulk_part_len(calls, 2 + draw.len * 8);
+        let part = &bytes[sent..bytes.len().min(sent + len)];
+        // The call that sends two messages needs an even length.
+        let (_, sender) = SENDERS[way % if part.len().is_multiple_of(2) { 8 } else { 5 }];
+        let fd = player.fds[(way + 1) % player.fds.len()];
         let result = sender(fd, part);
         if result.is(libc::EAGAIN) {
             crate::role::await_events(fd, libc::POLLOUT);
