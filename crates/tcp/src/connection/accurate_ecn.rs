@@ -196,8 +196,9 @@ pub(crate) struct AccurateEcn {
     /// The path delivers the three bits unchanged: only then feedback is used, and packets may be
     /// marked.
     is_clear: bool,
-    /// Every SYN and SYN-ACK of the handshake asked for ECN: otherwise a client may have no ECN.
-    is_agreed: bool,
+    /// The path has delivered our SYN or SYN-ACK with its ECN codepoint: only then packets may be
+    /// marked.
+    is_intact: bool,
 }
 
 impl AccurateEcn {
@@ -226,7 +227,7 @@ impl AccurateEcn {
             is_first: true,
             may_reflect: true,
             is_clear: true,
-            is_agreed: true,
+            is_intact: true,
         }
     }
 
@@ -256,8 +257,6 @@ impl AccurateEcn {
     pub(super) fn of_both(syn_came: Ecn, syn_retries: u8) -> Self {
         Self {
             syn_retries,
-            // The third SYN does not ask for ECN.
-            is_agreed: syn_retries < ATTEMPTS,
             ..Self::of_server(syn_came)
         }
     }
@@ -268,9 +267,15 @@ impl AccurateEcn {
     //# If a TCP Server in AccECN mode receives a CE mark in the IP-ECN field of a SYN (SYN=1,
     //# ACK=0), it MUST NOT increment r.cep (it remains at its initial value of 5).
     /// The remote's SYN arrived again: our answer reports this one.
-    pub(super) fn note_repeated_syn(&mut self, flags: Flags, came: Ecn) {
+    pub(super) fn note_repeated_syn(&mut self, came: Ecn) {
         self.handshake_received = came;
-        self.is_agreed &= flags.ace() != 0b000;
+    }
+
+    /// The flags of the SYN-ACK report how our SYN arrived, which was not ECN-capable. A path that
+    /// changes such a codepoint may change others as well (section 3.2.2.3). The combination 101
+    /// reports no change (section 3.1.3).
+    pub(super) fn note_report_on_syn(&mut self, flags: Flags) {
+        self.is_intact = matches!(flags.ace(), 0b010 | 0b101);
     }
 
     /// The SYN-ACK of a simultaneous open arrived: our next acknowledgement reports its codepoint,
@@ -294,12 +299,9 @@ impl AccurateEcn {
         self.note_syn_ack(came);
     }
 
-    //= RFC 9768#3.1.5
-    //# MUST NOT set ECT on any packet for the rest of the connection if it has received or sent at
-    //# least one valid SYN or Acceptable SYN/ACK with (AE,CWR,ECE) = (0,0,0) during the handshake.
-    /// Whether data may be sent as ECN-capable.
+    /// Whether the path allows that data is sent as ECN-capable.
     pub(super) fn may_be_marked(&self) -> bool {
-        self.is_clear && self.is_agreed
+        self.is_clear && self.is_intact
     }
 
     /// Whether the next acknowledgement must have no payload.
@@ -317,12 +319,11 @@ impl AccurateEcn {
     //# AccECN feedback mode (per Section 3.1.5).
     /// The three bits of a SYN-ACK that is sent after `retries` timeouts. Later ones do not ask for
     /// ECN, in case a box on the path drops those that do; our feedback stays.
-    pub(super) fn syn_ack_flags(&mut self, retries: u8) -> Flags {
-        if retries.saturating_sub(self.syn_retries) < ATTEMPTS {
-            return reflection(self.handshake_received);
+    pub(super) fn syn_ack_flags(&self, retries: u8) -> Flags {
+        match retries.saturating_sub(self.syn_retries) < ATTEMPTS {
+            true => reflection(self.handshake_received),
+            false => Flags::default(),
         }
-        self.is_agreed = false;
-        Flags::default()
     }
 
     //= RFC 9768#3.1.1
@@ -462,6 +463,8 @@ impl AccurateEcn {
                 //# to feed back any ECN markings on arriving packets (in its role as Data
                 //# Receiver).
                 self.heard_packets = PACKETS_AT_FIRST + u8::from(ace == 0b110);
+                // Our SYN-ACK was not ECN-capable, and arrived otherwise (section 3.2.2.3).
+                self.is_intact = !matches!(ace, 0b011 | 0b100 | 0b110);
                 return 0;
             }
         }
@@ -686,11 +689,13 @@ mod tests {
         let mut ours = AccurateEcn::of_client(Ecn::NotCapable);
         assert_eq!(heard(&mut ours, 0, None, 1), 0);
         assert!(!ours.may_be_marked());
-        // Every other value is equally valid, and only the value for a mark counts as one.
+        // Every other value is equally valid as a counter, and only the value for a mark counts as
+        // one. Three values report that the path has changed the codepoint of our SYN-ACK.
         for ace in 1..8 {
             let mut ours = AccurateEcn::of_server(Ecn::NotCapable);
             assert_eq!(heard(&mut ours, ace, None, 0), 0);
-            assert!(ours.may_be_marked());
+            let has_changed = matches!(ace, 0b011 | 0b100 | 0b110);
+            assert_eq!(ours.may_be_marked(), !has_changed);
             let number = if ace == 0b110 { 6 } else { 5 };
             assert_eq!(heard(&mut ours, number, None, 1), 0);
             assert_eq!(heard(&mut ours, 7, None, 1), MSS * u32::from(7 - number));

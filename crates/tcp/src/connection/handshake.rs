@@ -163,6 +163,7 @@ impl Connection {
             //# The TCP Client MUST NOT enter AccECN mode (or any feedback mode) before it has
             //# received the first SYN/ACK.
             accurate_ecn: None,
+            is_ecn_agreed: true,
             fast_open: None,
             stalled_since: open.now,
             stalled_at: Position::SYN.0 as u32 - 1,
@@ -327,6 +328,9 @@ impl Connection {
         self.rcv_edge = self.rcv_nxt + u64::from(self.rcv_limit.min(u32::from(u16::MAX)));
         self.last_ack_sent = self.rcv_nxt;
         if has_ack {
+            if let Some(accurate) = &mut self.accurate_ecn {
+                accurate.note_report_on_syn(flags);
+            }
             let was_retransmitted = self.retries > 0;
             self.handle_acknowledgement(cx, segment, Position::SYN, ack);
             self.take_window_of_syn(ack, segment.window);

@@ -177,7 +177,7 @@ impl Connection {
             }
             if crosses {
                 self.take_window_of_syn(ack, segment.window);
-                self.answer_crossing_syn_ack(ecn);
+                self.answer_crossing_syn_ack(segment.flags, ecn);
             }
             self.handle_own_fin(cx);
         } else if self.conditions.has(Conditions::SACK) && !segment.options.is_empty() {
@@ -497,8 +497,9 @@ impl Connection {
     /// in reply" (RFC 9293 section 3.10.7.4). Figure 8 shows no such acknowledgement. But if the
     /// remote's copy of our SYN-ACK was lost, the acknowledgement tells it without a timeout that
     /// its SYN has arrived.
-    fn answer_crossing_syn_ack(&mut self, came: Ecn) {
+    fn answer_crossing_syn_ack(&mut self, flags: Flags, came: Ecn) {
         self.conditions.set(Conditions::ACK_NOW);
+        self.is_ecn_agreed &= flags.ace() != 0b000;
         if let Some(accurate) = &mut self.accurate_ecn {
             accurate.note_syn_ack(came);
         }
@@ -516,8 +517,9 @@ impl Connection {
                 self.close(CloseReason::Refused);
                 return Response::Refuse;
             }
+            self.is_ecn_agreed &= self.options.ecn.by_syn(flags) != EcnMode::Off;
             if let Some(accurate) = &mut self.accurate_ecn {
-                accurate.note_repeated_syn(flags, came);
+                accurate.note_repeated_syn(came);
             }
         }
         self.scoreboard.mark_first_lost(1);

@@ -384,6 +384,9 @@ pub(crate) struct Connection {
     pub(crate) options: Options,
     /// Whether the host still gets events, but no program waits for the remote.
     pub(crate) departure: Option<Departure>,
+    /// Each SYN and SYN-ACK so far had flags of ECN, our own and the remote's. Otherwise no data is
+    /// ECN-capable, whatever was negotiated.
+    pub(crate) is_ecn_agreed: bool,
     /// State of accurate ECN feedback (RFC 9768), where it was negotiated.
     pub(crate) accurate_ecn: Option<Box<AccurateEcn>>,
     /// Present when the handshake carries payload, or prepares for payload (RFC 7413).

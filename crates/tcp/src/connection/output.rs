@@ -71,6 +71,13 @@ impl Connection {
         };
         cx.counters.segments_sent += 1;
         cx.counters.bytes_sent += u64::from(plan.payload_bytes);
+        //= RFC 9768#3.1.5
+        //# MUST NOT set ECT on any packet for the rest of the connection if it has received or sent
+        //# at least one valid SYN or Acceptable SYN/ACK with (AE,CWR,ECE) = (0,0,0) during the
+        //# handshake.
+        // RFC 3168 section 6.1.1.1 has this rule for its own feedback. Linux does without the rule
+        // there (tcp_ecn_rcv_synack).
+        plan.ecn_capable &= self.is_ecn_agreed;
         if plan.kind == PlanKind::Plain
             && !plan.flags.has(Flags::RST) // Whoever takes it has no use for numbers.
             && let Some(accurate) = &mut self.accurate_ecn
@@ -142,11 +149,13 @@ impl Connection {
         }
         self.conditions.clear(Conditions::FORCE_RETRANSMIT);
         self.arm_after_sending(cx.now, cx.config, 0);
-        let flags = if self.state == State::SynReceived {
-            Flags::SYN | Flags::ACK | self.ecn_of_syn_ack()
+        let (flags, ecn) = if self.state == State::SynReceived {
+            (Flags::SYN | Flags::ACK, self.ecn_of_syn_ack())
         } else {
-            Flags::SYN | self.ecn_of_syn(is_first)
+            (Flags::SYN, self.ecn_of_syn(is_first))
         };
+        self.is_ecn_agreed &= ecn != Flags::default();
+        let flags = flags | ecn;
         Some(self.plan(PlanKind::Syn, Position::SYN, payload_bytes, flags))
     }
 
@@ -188,8 +197,8 @@ impl Connection {
     //# SHOULD respond to any subsequent valid SYN using a SYN/ACK with (AE,CWR,ECE) = (0,0,0), even
     //# if the SYN is offering to negotiate Classic ECN or AccECN feedback mode;
     /// The flags by which a SYN-ACK agrees to ECN.
-    fn ecn_of_syn_ack(&mut self) -> Flags {
-        match &mut self.accurate_ecn {
+    fn ecn_of_syn_ack(&self) -> Flags {
+        match &self.accurate_ecn {
             Some(accurate) => accurate.syn_ack_flags(self.retries),
             // RFC 3168 section 6.1.1: ECE alone.
             None if self.conditions.has(Conditions::ECN) => Flags::ECE,

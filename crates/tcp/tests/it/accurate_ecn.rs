@@ -860,3 +860,85 @@ fn a_cookie_s_acknowledgement_says_which_feedback_was_agreed_upon() {
         stage.expect(&format!("{echo} 1:1(0)"));
     }
 }
+
+/// A late SYN-ACK answers a SYN that asked for ECN. But a SYN without ECN was sent since (RFC 9768
+/// section 3.1.5, RFC 3168 section 6.1.1.1).
+#[test]
+fn a_client_that_has_also_asked_without_ecn_sends_data_that_cannot_be_marked() {
+    let (accurate_syn, classic_syn, plain_syn) = ("SEWe 0:0(0)", "SEW 0:0(0)", "S 0:0(0)");
+    for (ecn, syns, answer, codepoint) in [
+        (EcnMode::Accurate, &[accurate_syn; 2][..], "S.W", 2),
+        (
+            EcnMode::Accurate,
+            &[accurate_syn, accurate_syn, plain_syn],
+            "S.W",
+            0,
+        ),
+        (
+            EcnMode::Accurate,
+            &[accurate_syn, accurate_syn, plain_syn],
+            "S.E",
+            0,
+        ),
+        (EcnMode::Classic, &[classic_syn], "S.E", 2),
+        (EcnMode::Classic, &[classic_syn, plain_syn], "S.E", 0),
+    ] {
+        let mut stage = accurate();
+        let id = stage.connect(Options { ecn, ..asking() });
+        stage.expect(syns[0]);
+        for (attempt, syn) in syns.iter().enumerate().skip(1) {
+            stage.wait(Duration::from_secs(1 << (attempt - 1)));
+            stage.expect(syn);
+        }
+        stage.remote(&format!(
+            "{answer} 0:0(0) ack 1 win 10000 <mss 1000,sackOK>"
+        ));
+        assert_ne!(stage.engine.info(id).unwrap().ecn, EcnMode::Off);
+        stage.forget_sent();
+        stage.engine.publish(id, 100).unwrap();
+        assert_eq!(stage.next_ecn(), codepoint, "{ecn:?}, {syns:?}, {answer}");
+    }
+}
+
+/// RFC 3168 section 6.1.1.1: the remote's second SYN does not ask for ECN.
+#[test]
+fn a_server_that_was_also_asked_without_ecn_sends_data_that_cannot_be_marked() {
+    for (again, codepoint) in [("SEW", 2), ("S", 0)] {
+        let mut stage = Stage::new(|_, options| options.ecn = EcnMode::Classic);
+        stage.remote("SEW 0:0(0) win 65535 <mss 1000,sackOK>");
+        stage.expect("S.E 0:0(0) ack 1");
+        stage.remote(&format!("{again} 0:0(0) win 65535 <mss 1000,sackOK>"));
+        stage.expect("S.E 0:0(0) ack 1");
+        stage.remote(". 1:1(0) ack 1");
+        let id = stage.engine.accept(stage.listener).unwrap();
+        stage.engine.publish(id, 100).unwrap();
+        assert_eq!(stage.next_ecn(), codepoint);
+    }
+}
+
+/// Section 3.2.2.3: the remote reports that the path has changed the codepoint of our SYN or
+/// SYN-ACK.
+#[test]
+fn data_cannot_be_marked_on_a_path_that_changes_codepoints() {
+    for (report, codepoint) in [("W", 2), ("Ee", 2), ("EW", 0), ("e", 0), ("We", 0)] {
+        let mut active = accurate();
+        let id = active.connect(asking());
+        active.expect("SEWe 0:0(0)");
+        active.remote(&format!(
+            "S.{report} 0:0(0) ack 1 win 10000 <mss 1000,sackOK>"
+        ));
+        active.expect(".W 1:1(0) ack 1");
+        let mut passive = accurate();
+        passive.remote("SEWe 0:0(0) win 65535 <mss 1000,sackOK>");
+        passive.expect("S.W 0:0(0) ack 1");
+        passive.remote(&format!(".{report} 1:1(0) ack 1"));
+        let accepted = passive.engine.accept(passive.listener).unwrap();
+        for (mut stage, id) in [(active, id), (passive, accepted)] {
+            stage.engine.publish(id, 100).unwrap();
+            assert_eq!(stage.next_ecn(), codepoint, "{report}");
+            // Feedback goes on in both directions.
+            stage.remote("P.Ee 1:101(100) ack 101 ce");
+            stage.expect(".We 101:101(0) ack 101 <ecn 1 100>");
+        }
+    }
+}
