@@ -157,6 +157,8 @@ pub(super) struct Feedback {
     pub(super) counters: Option<EcnCounters>,
     /// The number of our packets that have newly arrived.
     pub(super) delivered: u32,
+    /// The acknowledgement reports progress, so it was sent after all others that arrived.
+    pub(super) is_newest: bool,
     /// The segment has neither payload nor SACK blocks.
     pub(super) is_bare: bool,
     /// The assumed size of a marked packet when no option gives bytes.
@@ -475,6 +477,13 @@ impl AccurateEcn {
         if !self.is_clear {
             return 0;
         }
+        // An acknowledgement without progress may have been overtaken by another. Its number would
+        // look like up to seven marks. So the number counts with the next progress, as on Linux
+        // (__tcp_accecn_process). The counters of the option are wide enough to show their order.
+        let ace = match feedback.is_newest {
+            true => ace,
+            false => self.heard_packets,
+        };
         let delta = u32::from(ace.wrapping_sub(self.heard_packets)) % ACE_NUMBERS;
         //= RFC 9768#3.2.3.2.5
         //# An endpoint using AccECN feedback MUST always reconcile the information provided in the
@@ -609,6 +618,7 @@ mod tests {
             ace,
             counters,
             delivered,
+            is_newest: true,
             is_bare: true,
             mss: MSS,
         })

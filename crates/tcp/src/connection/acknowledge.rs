@@ -296,6 +296,7 @@ impl Connection {
             ace: segment.flags.ace(),
             counters: segment.ecn_counters(),
             delivered: report.delivered.bytes.div_ceil(mss.into()) as u32,
+            is_newest: report.advanced_bytes > 0 || report.delivered.bytes > 0,
             is_bare: segment.payload.is_empty() && !report.has_blocks,
             mss,
         });

@@ -942,3 +942,24 @@ fn data_cannot_be_marked_on_a_path_that_changes_codepoints() {
         }
     }
 }
+
+/// Two acknowledgements with one number, of which the second arrives first. The older one has the
+/// older counter, which looks like seven marks.
+#[test]
+fn an_acknowledgement_that_was_overtaken_reports_no_marks() {
+    let (mut stage, id) = accepted(CongestionControl::Cubic, 8_000);
+    stage.forget_sent();
+    let threshold = |stage: &Stage| stage.engine.info(id).unwrap().slow_start_threshold;
+    stage.remote(".We 1:1(0) ack 1001");
+    let reduced = threshold(&stage);
+    assert!(reduced < u32::MAX);
+    stage.remote(".We 1:1(0) ack 8001");
+    stage.engine.publish(id, 16_000).unwrap();
+    stage.forget_sent();
+    stage.remote(".Ee 1:1(0) ack 8001");
+    stage.remote(".We 1:1(0) ack 9001");
+    assert_eq!(threshold(&stage), reduced);
+    // The next mark counts.
+    stage.remote(".EWe 1:1(0) ack 10001");
+    assert!(threshold(&stage) < reduced);
+}
