@@ -190,15 +190,15 @@ impl Connection {
 
     //= RFC 7413#4.2.2
     //# The client SHOULD retransmit any unacknowledged data in the first ACK packet in step 2.
-    /// The handshake is complete: sends payload of our SYN again that the remote did not take. This
-    /// says nothing about congestion.
+    /// The handshake is complete: sends payload of our SYN again that the remote did not take, or
+    /// not all. This says nothing about congestion.
     pub(super) fn settle_syn_payload(&mut self) {
         let Some(fast_open) = self.fast_open.as_deref_mut().filter(|it| it.sent_bytes > 0) else {
             return;
         };
-        if self.snd_una > Position::FIRST_BYTE {
-            fast_open.is_acknowledged = true;
-        } else {
+        let end = Position::FIRST_BYTE + u64::from(fast_open.sent_bytes);
+        fast_open.is_acknowledged = self.snd_una > Position::FIRST_BYTE;
+        if self.snd_una < end {
             self.scoreboard.mark_first_lost(u32::MAX);
         }
     }

@@ -437,3 +437,19 @@ fn payload_of_a_syn_survives_a_simultaneous_open() {
     stage.expect(". 101:101(0) ack 11");
     assert_eq!(stage.rings.received, (0..10).collect::<Vec<u8>>());
 }
+
+/// The remote acknowledges a part of the SYN's payload. The rest goes at once, not after a timeout,
+/// and is no loss.
+#[test]
+fn payload_that_the_remote_took_in_part_goes_on_with_the_first_acknowledgement() {
+    let mut stage = client();
+    let id = connect(&mut stage);
+    stage.expect("S 0:0(100) <mss 1460,fo 1>");
+    stage.remote("S. 0:0(0) ack 61 win 65535 <mss 1000,sackOK>");
+    stage.expect("P. 61:101(40) ack 1");
+    stage.remote(". 1:1(0) ack 101 win 65535");
+    let info = stage.engine.info(id).expect("it exists");
+    assert!(info.syn_data);
+    assert_eq!(info.congestion_window, 10_000, "no loss");
+    assert_eq!(stage.engine.counters().recoveries, 0);
+}
