@@ -203,6 +203,14 @@ impl Connection {
         }
     }
 
+    /// Whether the remote has not acknowledged any data except the payload of our SYN, although
+    /// more was sent.
+    pub(crate) fn is_stuck_behind_syn(&self) -> bool {
+        let sent_bytes = self.fast_open.as_deref().map_or(0, |it| it.sent_bytes);
+        let end = Position::FIRST_BYTE + u64::from(sent_bytes);
+        self.state.is_synchronized() && self.snd_una <= end && self.snd_una < self.snd_nxt
+    }
+
     /// Whether Fast Open was tried, as a client: with a request, or with payload.
     pub(crate) fn tried_fast_open(&self) -> bool {
         let is_active = !self.conditions.has(super::Conditions::PASSIVE);

@@ -286,6 +286,7 @@ impl Engine {
         if seq.wrapping_sub(una) >= nxt.wrapping_sub(una) {
             return;
         }
+        let tried_fast_open = connection.state == State::SynSent && connection.tried_fast_open();
         match trouble {
             Trouble::TooBig { mtu } => {
                 let Some(path_mss) = self.interface.narrow(now, key.remote, mtu) else {
@@ -302,6 +303,9 @@ impl Engine {
             Trouble::Unreachable => note_no_route(connection, CloseReason::Unreachable),
             Trouble::NoRoute => note_no_route(connection, CloseReason::NoRoute),
             Trouble::Forbidden => note_no_route(connection, CloseReason::Forbidden),
+        }
+        if tried_fast_open {
+            self.note_refused_fast_open(now, slot);
         }
         self.settle(slot);
     }

@@ -7,7 +7,8 @@
 //! ```text
 //!   of a remote:  unknown ── a cookie came ──> known ── two periods ──> unknown
 //!                    │                           │
-//!                    └── no cookie came, or payload was not acknowledged, or the SYN timed out
+//!                    └── no cookie came, or payload was not acknowledged, or the SYN timed out or
+//!                        was refused, or the path is silent after the handshake
 //!                                                │
 //!                                                v
 //!                                               off ── 60 s, twice as long each time ──> unknown
@@ -38,6 +39,9 @@ const REMOTES_MAX: usize = 1_024;
 /// (`tcp_fastopen_active_should_disable` since then).
 const OFF_FIRST: Duration = Duration::from_secs(60);
 const DOUBLINGS_MAX: u32 = 6;
+/// Linux: the third timeout in a row shows a path on which nothing passes after such a SYN
+/// (`tcp_fastopen_active_detect_blackhole`).
+const TIMEOUTS_OF_BLACK_HOLE: u8 = 3;
 
 #[derive(Debug)]
 pub(super) struct FastOpens {
@@ -71,6 +75,8 @@ struct Known {
     mss: u16,
     /// Failures since the last success, and the time until which Fast Open stays off.
     failures: u32,
+    /// Paths that became silent after the handshake. A handshake is no success for them.
+    black_holes: u32,
     off_until: Instant,
 }
 
@@ -141,10 +147,15 @@ impl FastOpens {
     /// A remote has not answered, or has not answered to Fast Open.
     fn note_failure(&mut self, now: Instant, key: &FlowKey) {
         let known = self.entry(now, key);
-        let doublings = known.failures.min(DOUBLINGS_MAX);
         known.failures = known.failures.saturating_add(1);
-        known.off_until = now + OFF_FIRST * (1 << doublings);
-        known.cookie = None;
+        known.turn_off(now);
+    }
+
+    /// The handshake with a remote has worked, and then nothing passed.
+    fn note_black_hole(&mut self, now: Instant, key: &FlowKey) {
+        let known = self.entry(now, key);
+        known.black_holes = known.black_holes.saturating_add(1);
+        known.turn_off(now);
     }
 
     fn entry(&mut self, now: Instant, key: &FlowKey) -> &mut Known {
@@ -160,8 +171,18 @@ impl FastOpens {
             cookie: None,
             mss: 0,
             failures: 0,
+            black_holes: 0,
             off_until: Instant::ZERO,
         })
+    }
+}
+
+impl Known {
+    /// Does without Fast Open for a while, and asks for a new cookie then.
+    fn turn_off(&mut self, now: Instant) {
+        let before = self.failures.saturating_add(self.black_holes) - 1;
+        self.off_until = now + OFF_FIRST * (1 << before.min(DOUBLINGS_MAX));
+        self.cookie = None;
     }
 }
 
@@ -233,12 +254,31 @@ impl Engine {
         first.as_ref().is_some_and(FastOpen::has_cookie)
     }
 
-    /// The first SYN of a connection has timed out.
+    /// A connection has timed out: its first SYN, or data after its handshake. Unlike Linux, only
+    /// data right after the SYN counts, and only the path to this remote.
     #[cold]
     pub(super) fn suspect_fast_open(&mut self, now: Instant, slot: u32) {
         let connection = &self.slots[slot as usize];
+        if !connection.tried_fast_open() {
+            return;
+        }
+        let key = connection.key;
         let is_unanswered = connection.state == State::SynSent || connection.state == State::Closed;
-        if connection.retries == 1 && is_unanswered && connection.tried_fast_open() {
+        if connection.retries == 1 && is_unanswered {
+            self.fast_opens.note_failure(now, &key);
+        } else if connection.retries == TIMEOUTS_OF_BLACK_HOLE && connection.is_stuck_behind_syn() {
+            self.fast_opens.note_black_hole(now, &key);
+        }
+    }
+
+    /// A reset or an ICMP message has ended a connection that has sent one SYN, with Fast Open.
+    /// RFC 7413 section 4.1.3.1 counts such messages as negative responses. A reset may come from a
+    /// middlebox: the next attempt does without Fast Open.
+    #[cold]
+    pub(super) fn note_refused_fast_open(&mut self, now: Instant, slot: u32) {
+        let connection = &self.slots[slot as usize];
+        // Otherwise the failure was counted when the SYN timed out.
+        if connection.state == State::Closed && connection.retries == 0 {
             let key = connection.key;
             self.fast_opens.note_failure(now, &key);
         }

@@ -203,9 +203,13 @@ impl Engine {
         if is_learnt {
             self.learn_from(&key, reply_to);
         }
-        if tried_fast_open && self.slots[slot as usize].state == State::Established {
-            let cookie = segment.syn_options().fast_open;
-            self.learn_fast_open(now, slot, cookie, was_repeated);
+        if tried_fast_open {
+            if self.slots[slot as usize].state == State::Established {
+                let cookie = segment.syn_options().fast_open;
+                self.learn_fast_open(now, slot, cookie, was_repeated);
+            } else {
+                self.note_refused_fast_open(now, slot);
+            }
         }
         if was_half_open && segment.flags.has(Flags::RST) {
             self.hold_place_of_reset(now, slot);

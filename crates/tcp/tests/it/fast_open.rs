@@ -1,6 +1,7 @@
 //! Fast Open (RFC 7413), from both sides.
 
 use crate::script::Stage;
+use toehold_tcp::sim::checker;
 use toehold_tcp::{CloseReason, ConnectionId, Duration, Event, Options, State};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -340,6 +341,7 @@ fn after_a_syn_that_was_lost_fast_open_is_off_for_longer_each_time() {
     stage.expect("S 0:0(0) <mss 1460,fo>");
     stage.remote("S. 0:0(0) ack 1 win 65535 <mss 1000,sackOK>");
     stage.expect("P. 1:101(100) ack 1");
+    stage.remote(". 1:1(0) ack 101 win 65535");
     stage.wait(Duration::from_secs(119));
     stage.forget_sent();
     assert_eq!(opens(&mut stage), (0, false));
@@ -452,4 +454,80 @@ fn payload_that_the_remote_took_in_part_goes_on_with_the_first_acknowledgement()
     assert!(info.syn_data);
     assert_eq!(info.congestion_window, 10_000, "no loss");
     assert_eq!(stage.engine.counters().recoveries, 0);
+}
+
+/// Opens a connection by Fast Open; true if its SYN carries the option.
+fn tries(stage: &mut Stage) -> bool {
+    connect(stage);
+    let syn = stage.next_sent();
+    stage.forget_sent();
+    checker::parse(&syn).expect("a SYN").fast_open.is_some()
+}
+
+/// Behind some middleboxes nothing passes after a SYN with payload. Each handshake works, and the
+/// time without Fast Open gets longer.
+#[test]
+fn a_path_that_is_silent_after_the_handshake_does_without_fast_open() {
+    let mut stage = client();
+    let mut cookie = 1;
+    for minutes in [1, 2, 4] {
+        let id = connect(&mut stage);
+        stage.expect("S 0:0(100) <mss 1460,fo 1>");
+        stage.remote("S. 0:0(0) ack 101 win 65535 <mss 1000,sackOK>");
+        stage.expect(". 101:101(0) ack 1");
+        stage.engine.publish(id, 200).expect("it is open");
+        while stage.engine.info(id).is_some_and(|info| info.retries < 3) {
+            stage.wait(Duration::from_millis(10));
+        }
+        stage.engine.abort(stage.now, id).expect("it is open");
+        stage.forget_sent();
+        assert!(!tries(&mut stage));
+        stage.wait(Duration::from_secs(60 * minutes - 2));
+        assert!(!tries(&mut stage));
+        stage.wait(Duration::from_secs(4));
+        stage.forget_sent();
+        connect(&mut stage);
+        stage.expect("S 0:0(0) <mss 1460,fo>");
+        cookie += 1;
+        stage.cookie = vec![cookie; 8];
+        stage.remote("S. 0:0(0) ack 1 win 65535 <mss 1000,sackOK,fo 1>");
+        stage.expect("P. 1:101(100) ack 1");
+        stage.remote(". 1:1(0) ack 101 win 65535");
+    }
+    // Data that passed once shows that the path is clear: a later outage is no such sign.
+    let id = connect(&mut stage);
+    stage.expect("S 0:0(100) <mss 1460,fo 1>");
+    stage.remote("S. 0:0(0) ack 101 win 65535 <mss 1000,sackOK>");
+    stage.expect(". 101:101(0) ack 1");
+    stage.engine.publish(id, 200).expect("it is open");
+    stage.expect("P. 101:201(100) ack 1");
+    stage.remote(". 1:1(0) ack 201 win 65535");
+    stage.engine.publish(id, 300).expect("it is open");
+    stage.wait(Duration::from_secs(30));
+    stage.forget_sent();
+    assert!(tries(&mut stage));
+}
+
+/// RFC 7413 section 4.1.3.1: an ICMP message is a negative response. So is a reset, which may come
+/// from a middlebox.
+#[test]
+fn after_a_syn_that_was_refused_the_next_one_does_without_fast_open() {
+    for is_reset in [true, false] {
+        let mut stage = client();
+        connect(&mut stage);
+        stage.expect("S 0:0(100) <mss 1460,fo 1>");
+        if is_reset {
+            stage.remote("R. 0:0(0) ack 101 win 0");
+        } else {
+            let message = stage.unreachable(0, 3);
+            stage.raw(&message);
+        }
+        stage.expect_closed(CloseReason::Refused);
+        assert!(!tries(&mut stage));
+        stage.wait(Duration::from_secs(58));
+        assert!(!tries(&mut stage));
+        stage.wait(Duration::from_secs(4));
+        stage.forget_sent();
+        assert!(tries(&mut stage));
+    }
 }
