@@ -4,7 +4,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::table::{FLAG_CONNECTING, FLAG_PINNED, FLAG_REFUSED};
+use toehold_channel::table::{FLAG_ATTACHED, FLAG_CONNECTING, FLAG_PINNED, FLAG_REFUSED};
 
 use super::{turns, unread_watch};
 use crate::connection::Connection;
@@ -20,19 +20,50 @@ pub(super) fn begin_again(connection: &Connection) {
 }
 
 /// Gives a withheld channel back, if another process that shares the connection has taken the
-/// engine's answer. True when it was given back.
+/// engine's answer. True when it was given back. A channel that the adapter offers after the
+/// connection has left its first one is not withheld: it is attached like any other.
 #[cold]
 pub(crate) fn gives_back(connection: &Connection) -> bool {
     const NOT_NOW: u32 = FLAG_CONNECTING | FLAG_REFUSED | FLAG_PINNED;
-    let local = connection.local;
+    let (entry, local) = (connection.entry, connection.local);
+    let flags = entry.flags.load(Ordering::Relaxed);
     let region = local.offered.load(Ordering::Relaxed);
     let is_withheld = local.express.is_carrier()
         && !region.is_null()
         && !local.attachment.has_region()
-        && connection.entry.flags.load(Ordering::Relaxed) & NOT_NOW == 0;
+        && flags & (NOT_NOW | FLAG_ATTACHED) == FLAG_ATTACHED;
     if is_withheld {
         local.attachment.put(region);
         begin_again(connection);
     }
     is_withheld
+}
+
+#[cfg(test)]
+mod tests {
+    use toehold_channel::layout::REGION_BYTES;
+    use toehold_channel::memfd;
+    use toehold_channel::table::Entry;
+
+    use super::*;
+    use crate::connection::Local;
+
+    #[test]
+    fn second_channel_of_a_carrier_is_not_withheld() {
+        let (entry, local): (&Entry, &Local) =
+            (Box::leak(Box::default()), Box::leak(Box::default()));
+        let connection = Connection {
+            fd: -1,
+            index: 0,
+            generation: 0,
+            entry,
+            local,
+        };
+        local.express.made_ns.store(1, Ordering::Relaxed);
+        // As `leaving::forget_positions` and then the adapter's offer leave it.
+        let region = memfd::map_private(REGION_BYTES).expect("memory");
+        local.offered.store(region.as_ptr(), Ordering::Relaxed);
+        assert!(!gives_back(&connection));
+        assert!(!local.attachment.has_region(), "it must be attached first");
+    }
 }
