@@ -56,9 +56,46 @@ pub(crate) fn take(connection: &Connection) -> Option<i32> {
     hints::take_error(&connection.entry.rx_hints)
 }
 
+/// As [`take`], for a receive. `EPIPE` stays: it is the answer to bytes that were sent after the
+/// peer's end, and a receive finds that end first (tcp_recvmsg_locked: `SOCK_DONE`).
+pub(crate) fn take_for_receive(connection: &Connection) -> Option<i32> {
+    let hints = connection.entry.rx_hints.load(Ordering::Relaxed);
+    match hints::error_in(hints) {
+        None | Some(libc::EPIPE) => None,
+        Some(_) => take(connection),
+    }
+}
+
 /// As [`take`], for `SO_ERROR`: a connection without a channel has none that the kernel does not
 /// have.
 pub(crate) fn take_for_option(connection: &Connection) -> Option<i32> {
     connection.end()?;
     take(connection)
+}
+
+#[cfg(test)]
+mod tests {
+    use toehold_channel::table::Entry;
+
+    use super::*;
+    use crate::connection::Local;
+
+    #[test]
+    fn answer_to_late_bytes_is_not_a_receives() {
+        let (entry, local): (&Entry, &Local) =
+            (Box::leak(Box::default()), Box::leak(Box::default()));
+        let connection = Connection {
+            fd: -1,
+            index: 0,
+            generation: 0,
+            entry,
+            local,
+        };
+        keep(&connection, libc::EPIPE);
+        assert_eq!(take_for_receive(&connection), None);
+        assert_eq!(take(&connection), Some(libc::EPIPE), "it is a send's");
+        keep(&connection, libc::ECONNRESET);
+        assert_eq!(take_for_receive(&connection), Some(libc::ECONNRESET));
+        assert!(!is_there(&connection));
+    }
 }

@@ -653,7 +653,7 @@ fn look_at_data(
     if waiting > 0 {
         return Ok(Carrier::Waiting(waiting as u64));
     }
-    if let Some(error) = pending_errors::take(connection) {
+    if let Some(error) = pending_errors::take_for_receive(connection) {
         return Err(error);
     }
     let mut byte = 0u8;
@@ -755,7 +755,7 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
     match result {
         0 if more => Ok(None),
         0 => {
-            if let Some(error) = pending_errors::take(connection) {
+            if let Some(error) = pending_errors::take_for_receive(connection) {
                 return Err(error);
             }
             // After the program's own shutdown of its receiving side, the end is reported although
@@ -779,7 +779,7 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
             if more {
                 return Ok(None);
             }
-            match pending_errors::take(connection) {
+            match pending_errors::take_for_receive(connection) {
                 Some(error) => Err(error),
                 None => Ok(Some(Step::Empty)),
             }
