@@ -448,6 +448,10 @@ def hang_ups():
                 one.shutdown(socket.SHUT_WR)
             say("poll", [events for _, events in poll.poll(WAIT_MAX * 1000)])
             say("epoll", [events for _, events in epoll.poll(WAIT_MAX)])
+            say("recv", outcome(lambda: one.recv(1)))
+            say("name", outcome(lambda: one.getpeername()))
+            say("shutdown", [outcome(lambda: one.shutdown(how)) for how in range(3)])
+            say("nonsense", outcome(lambda: one.shutdown(17)))
             os.write(tell_seen, b"x")
             one.close()
         warm(port)
@@ -1139,7 +1143,7 @@ def late_sends():
 
     def serve(server, steps):
         server.warm()
-        for _ in range(3):
+        for _ in range(5):
             one = server.accept()
             read_all(one, 5)
             one.close()
@@ -1149,14 +1153,26 @@ def late_sends():
         signals = []
         signal.signal(signal.SIGPIPE, lambda number, frame: signals.append(number))
         warm(port)
-        for order in (["error", "send"], ["send", "error"], ["receive", "shut", "send"]):
+        for order in (
+            ["error", "send"],
+            ["send", "error"],
+            # The program has not read the end.
+            ["unread", "receive", "error", "receive"],
+            # A send without bytes is not answered.
+            ["empty", "send", "receive"],
+            ["receive", "shut", "send"],
+        ):
             one = connect(port)
             poll, edges = select.poll(), select.epoll()
             poll.register(one, select.POLLIN | select.POLLOUT | select.POLLRDHUP)
             watched = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
             edges.register(one, watched)
             one.sendall(b"hello")
-            say("end", read_all(one, 1))
+            say("waits", [named(events & ~select.EPOLLOUT) for _, events in edges.poll(WAIT_MAX)])
+            if "unread" not in order:
+                say("end", read_all(one, 1))
+            if "empty" in order:
+                say("empty", outcome(lambda: one.send(b"")))
             say("before", [named(events) for _, events in poll.poll(0)])
             edges.poll(0)
             if "shut" in order:
@@ -1168,6 +1184,8 @@ def late_sends():
                 calls = {
                     "error": lambda: one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR),
                     "send": lambda: one.send(b"x"),
+                    "empty": lambda: one.send(b""),
+                    "unread": lambda: one.recv(1, socket.MSG_PEEK),
                     "receive": lambda: one.recv(1),
                     "shut": lambda: one.shutdown(socket.SHUT_RDWR),
                 }

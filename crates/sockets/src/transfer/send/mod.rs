@@ -584,14 +584,17 @@ unsafe fn to_carrier(
     };
     match sent {
         Ok(sent) => {
-            if is_over() {
+            // (Without a byte there is no segment that could be answered.)
+            if sent > 0 && is_over() {
                 resets::answer_of_ended_turn(connection);
             }
             Ok(Step::Sent(sent))
         }
         // The peer's process is gone, too, and its kernel has answered our doorbells with a reset.
         Err(libc::ECONNRESET) if is_over() => {
-            resets::answer_of_ended_turn(connection);
+            if want > 0 {
+                resets::answer_of_ended_turn(connection);
+            }
             Ok(Step::Sent(want))
         }
         Err(libc::EAGAIN) => Ok(Step::KernelFull),
