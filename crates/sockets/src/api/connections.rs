@@ -10,7 +10,9 @@ use crate::connection::carrier::Carrier;
 use crate::connection::{self, closing, tracking};
 use crate::direction::switching::shutting;
 use crate::epoll::news;
-use crate::express::{self, accepting, claiming, listener, opening, published, seeds, spares};
+use crate::express::{
+    self, accepting, claiming, listener, opening, published, seeds, spares, turns,
+};
 use crate::offload::active_open::{self, Opened};
 use crate::offload::names::{self, Side};
 use crate::offload::{addresses, loopback_alias, passive_open, routing};
@@ -365,6 +367,10 @@ pub unsafe fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t
                 0
             };
             let result = unsafe { real::getpeername(fd, address, len) };
+            if result == 0 && connection::at(fd).is_some_and(|c| turns::are_both_over(&c)) {
+                // inet_getname: a closed socket has no peer.
+                return errno::result(Err(libc::ENOTCONN)) as c_int;
+            }
             if result == 0 && is_wanted {
                 unsafe { name_alias(fd, Side::Remote, address, room, len) };
             }
@@ -427,6 +433,10 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
     let mut is_listener_over = false;
     if let Some(c) = connection::at(fd) {
         if (libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
+            if turns::are_both_over(&c) {
+                // inet_shutdown, `TCP_CLOSE`.
+                return errno::result(Err(libc::ENOTCONN)) as c_int;
+            }
             errno::keep(|| shutting(&c, how));
         }
     } else {

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use toehold_channel::layout::{CLOSED_TURN, SIDE_ACQUIRE};
-use toehold_channel::table::{Entry, FLAG_ACCEPTED, FLAG_NONBLOCK, FLAG_UNSEEN};
+use toehold_channel::table::{Entry, FLAG_ACCEPTED, FLAG_NONBLOCK, FLAG_SHUT_TX, FLAG_UNSEEN};
 use toehold_stream::end::End;
 use toehold_stream::express::Turn;
 
@@ -20,6 +20,14 @@ pub(crate) fn turn_of(entry: &Entry) -> Option<Turn> {
 pub(crate) fn is_over(connection: &Connection, end: &End<'_>) -> bool {
     end.theirs().wake.closed.load(SIDE_ACQUIRE).has(CLOSED_TURN)
         && turn_of(connection.entry).is_some_and(|turn| end.turns().is_ended_by_peer(turn))
+}
+
+/// True when the program has shut its sending half and the peer has ended the turn. On the kernel
+/// such a socket is closed, although no FIN comes on the carrier.
+#[cold]
+pub(crate) fn are_both_over(connection: &Connection) -> bool {
+    connection.entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_TX != 0
+        && (connection.inside()).is_some_and(|end| is_over(connection, &end))
 }
 
 /// True when the connection is not accepted: we have claimed its carrier, and the peer's program
