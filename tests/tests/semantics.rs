@@ -238,7 +238,7 @@ mod improvised {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
-    use super::{PROGRAM, Sides};
+    use super::{PROGRAM, Sides, both_accelerated};
     use toehold_e2e::duet::without;
     use toehold_e2e::{Duet, Oracle, Toehold, host};
 
@@ -300,7 +300,7 @@ mod improvised {
 
     #[test]
     fn random_conversations_on_several_connections_go_as_on_the_kernel() {
-        compare("several", &[Sides::DIRECT]);
+        compare("several", &[both_accelerated()]);
     }
 
     #[test]
@@ -318,7 +318,7 @@ mod improvised {
 
     #[test]
     fn random_conversations_go_as_on_the_kernel() {
-        compare("improvised", &[Sides::DIRECT]);
+        compare("improvised", &[both_accelerated()]);
     }
 
     /// An operator sends connections back to the kernel and lets them move again, all the time.

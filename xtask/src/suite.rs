@@ -465,7 +465,6 @@ fn add_everything_express(steps: &mut Steps) {
     let others = [
         "one_accelerated_side",
         "over_unix",
-        "improvised",
         "cases_are_reproducible",
         "every_group_has_cases",
         "connections_end_while",

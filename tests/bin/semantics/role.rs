@@ -4,6 +4,7 @@
 use std::fmt::Display;
 use std::os::fd::FromRawFd;
 use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
 
 use toehold_e2e::duet::{ORACLE_FD, STEPS_FD};
 
@@ -187,19 +188,30 @@ impl Role {
 
     /// Makes one connection by a carrier that has already served another connection: returns this
     /// role's end. Connections are made until one uses such a carrier: on a busy host an end may be
-    /// too late to pair the first one.
+    /// too late to pair the first one. The listener stays open, so the server may keep the carrier
+    /// when it closes its end.
     fn meet_by_carrier(&self) -> Fd {
+        /// The server's listener with its epoll instance. All connections of a case come by one
+        /// listener: carriers serve the one with which they began.
+        static LISTENER: OnceLock<[Fd; 2]> = OnceLock::new();
+        static PORT: OnceLock<u16> = OnceLock::new();
         if self.server() {
-            let listener = self.listen(libc::SOCK_NONBLOCK);
-            let epoll = sys::epoll_create();
-            let (add, readable) = (libc::EPOLL_CTL_ADD, libc::EPOLLIN);
-            sys::epoll_ctl(epoll, add, listener, readable, 1).value();
+            let [listener, epoll] = *LISTENER.get_or_init(|| {
+                at_high_numbers(|| {
+                    let listener = self.listen(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+                    let epoll = sys::epoll_create();
+                    let (add, readable) = (libc::EPOLL_CTL_ADD, libc::EPOLLIN);
+                    sys::epoll_ctl(epoll, add, listener, readable, 1).value();
+                    [listener, epoll]
+                })
+            });
+            // On the kernel the listener has a number below that of the connection.
+            let as_listener = sys::eventfd();
             loop {
                 sys::epoll_wait(epoll, 1, 20_000).0.value();
                 let fd = sys::accept(listener).fd();
                 if self.hear() == IS_IT {
-                    sys::close(listener).value();
-                    sys::close(epoll).value();
+                    sys::close(as_listener).value();
                     return fd;
                 }
                 send_all(fd, b"next");
@@ -208,7 +220,7 @@ impl Role {
                 self.tell(0);
             }
         } else {
-            let port = self.hear_port();
+            let port = *PORT.get_or_init(|| self.hear_port());
             let mut names = Vec::new();
             loop {
                 let fd = self.connect(port);
@@ -278,6 +290,8 @@ impl std::ops::Deref for Pair {
 
 /// The largest number of connections before one uses a carrier again.
 const CARRIERS_MAX: usize = 64;
+/// Cases use descriptor numbers below this one.
+const HIGH_NUMBER: Fd = 600;
 
 /// The client's message that this connection is the wanted one.
 const IS_IT: u32 = 1;
@@ -404,6 +418,20 @@ pub(crate) fn drain(fd: Fd) -> String {
             }
         }
     }
+}
+
+/// Opens descriptors whose numbers are not those that the case's descriptors have on the kernel.
+fn at_high_numbers<T>(open: impl FnOnce() -> T) -> T {
+    let (reader, writer) = sys::pipe();
+    let mut taken = vec![reader, writer];
+    while taken.last() < Some(&HIGH_NUMBER) {
+        taken.push(sys::dup(reader).fd());
+    }
+    let opened = open();
+    for fd in taken {
+        sys::close(fd).value();
+    }
+    opened
 }
 
 /// Waits, by a poll of the socket, until one of `events` is there.
