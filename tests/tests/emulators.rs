@@ -73,6 +73,6 @@ fn a_program_for_another_processor_does_the_same_in_an_emulator() {
     }
     let directory = tempfile::tempdir().expect("scratch");
     let options = ["CGO_ENABLED=0", "GOARCH=arm64", "go", "build"];
-    let program = compile_as("arm", directory.path(), "env", &options, "storm.go");
+    let program = compile_as("arm", directory.path(), "env", &options, "emulated.go");
     assert_eq!(check_on_kernel("qemu-aarch64", &[&program]), 0);
 }
