@@ -157,7 +157,7 @@ fn survivor_on_the_kernel_sees_a_prefix_and_an_end() {
 fn survivor_on_rings_sees_a_prefix_and_an_end_and_nothing_leaks() {
     let mut toehold = Toehold::start();
     let (mut direct, mut total) = (0, 0);
-    for (number, victim) in victims(Sides::DIRECT, host::rounds(200)) {
+    for (number, victim) in victims(Sides::DIRECT, host::rounds(100)) {
         total += 1;
         let was_direct = round(&mut toehold, Sides::DIRECT, number, victim);
         assert!(

@@ -76,7 +76,7 @@ fn checked_traffic_is_right_with_one_accelerated_side() {
 #[test]
 fn nothing_is_lost_while_an_operator_detaches_and_attaches_thousands_of_times() {
     let toehold = Toehold::start();
-    let rounds = host::rounds(4000);
+    let rounds = host::rounds(2000);
     let run = ("switched", 42, 0, false);
     let mut checked = Checked::start(&toehold, Sides::DIRECT, PROGRAM, run);
     let mut random = Random::new(1);
