@@ -34,7 +34,8 @@ suites=(apache2:apache2 cmake:cmake cc:gcc dpkg-source:dpkg-dev haproxy:haproxy 
     python3.11:python3.11 setpriv:util-linux socat:socat tclsh:tcl varnishd:varnish varnishtest:varnish
     /usr/include/event.h:libevent-dev /usr/include/openssl/ssl.h:libssl-dev
     /usr/lib/python3.11/test/test_socket.py:libpython3.11-testsuite)
-deb=(dh:debhelper dpkg-buildpackage:dpkg-dev lintian:lintian debootstrap:debootstrap nsenter:util-linux)
+deb=(dh:debhelper dpkg-buildpackage:dpkg-dev lintian:lintian mmdebstrap:mmdebstrap
+    nsenter:util-linux)
 page=(chromium-headless-shell:chromium-headless-shell)
 bench=(perf:linux-perf valgrind:valgrind ip:iproute2 ethtool:ethtool tbench:dbench nuttcp:nuttcp iperf3:iperf3
     sockperf:sockperf wrk:wrk apache2:apache2 haproxy:haproxy gmond:ganglia-monitor

@@ -43,7 +43,7 @@ const TOOLS: [&str; 7] = [
     "unshare",
     "nsenter",
     "setpriv",
-    "debootstrap",
+    "mmdebstrap",
     "curl",
     "tcpdump",
     "dpkg-buildpackage",
@@ -149,7 +149,7 @@ fn make_system(system: &Path) -> Result<(), Trouble> {
     match status.code() {
         Some(0) => Ok(()),
         Some(NO_MIRROR) => {
-            let reason = "debootstrap gets nothing from Debian's mirror".to_owned();
+            let reason = "mmdebstrap gets nothing from Debian's mirror".to_owned();
             Err(Trouble::Skipped("tour, its Debian", reason))
         }
         _ => Err(format!("scripts/root.sh: {status}").into()),
