@@ -99,15 +99,13 @@ fn postgres_books_balance(toehold: &Toehold, sides: Sides, by: By) {
     });
     assert!(ready, "{}", server.outputs());
     run("init", "pgbench", &["-i", "-s", "1", "-q", "postgres"]);
+    // Thousands of transactions: each kind of load takes both processors for as long as it lasts.
+    let seconds = host::rounds(1).to_string();
+    let load = ["-c", "4", "-T", &seconds, "-n"];
     accelerated(toehold, sides, || {
-        run("tpcb", "pgbench", &["-c", "4", "-T", "3", "-n", "postgres"]);
-        let report = run(
-            "select",
-            "pgbench",
-            &[
-                "-c", "4", "-T", "2", "-n", "-S", "-M", "prepared", "postgres",
-            ],
-        );
+        run("tpcb", "pgbench", &[&load[..], &["postgres"]].concat());
+        let prepared = ["-S", "-M", "prepared", "postgres"];
+        let report = run("select", "pgbench", &[&load[..], &prepared].concat());
         assert!(
             report.contains("number of failed transactions: 0"),
             "{report}"
