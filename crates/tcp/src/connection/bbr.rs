@@ -122,6 +122,8 @@ pub(crate) struct Bbr {
     full_rounds: u8,
     /// The flow has reached the path's bandwidth once.
     is_full: bool,
+    /// The end of the data that was sent in Startup.
+    startup_end: Position,
     min_rtt: Option<Duration>,
     min_rtt_at: Instant,
     /// When the round trip was last probed, or last found shorter without a probe.
@@ -226,6 +228,7 @@ impl Bbr {
             full_rate: 0,
             full_rounds: 0,
             is_full: false,
+            startup_end: Position::FIRST_BYTE,
             min_rtt: None,
             min_rtt_at: now,
             probed_rtt_at: now,
@@ -400,7 +403,10 @@ impl Bbr {
             return;
         }
         let is_much = self.round_lost * LOSS_PARTS > delivered_bytes + self.round_lost;
-        if self.is_full && self.is_in_vain(is_much) {
+        // Data of Startup in flight at its end was sent too fast, which has been answered.
+        let is_late = self.round_end <= self.startup_end;
+        let is_much = is_much && !is_late;
+        if self.is_full && !is_late && self.is_in_vain(is_much) {
             self.rate_low = None;
             self.in_flight_low = None;
             if is_much && self.state == State::Up {
@@ -456,7 +462,10 @@ impl Bbr {
     fn change_state(&mut self, step: &Step, is_round_over: bool) {
         let elapsed = step.now.since(self.cycle_began);
         match self.state {
-            State::Startup if self.is_full => self.state = State::Drain,
+            State::Startup if self.is_full => {
+                self.state = State::Drain;
+                self.startup_end = step.nxt;
+            }
             State::Drain if step.in_flight <= self.product(100) => self.begin_down(step),
             // Section 5.3.3.5.5: until there is headroom for others.
             State::Down => {

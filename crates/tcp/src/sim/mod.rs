@@ -344,6 +344,24 @@ mod tests {
         }
     }
 
+    /// Startup overflows the buffer, and some of its losses are noticed a round later. They must
+    /// not lower the bound on bytes in flight again, which takes several probes to grow back.
+    #[test]
+    fn bbr_fills_a_path_with_jitter_after_startup() {
+        for (jitter_ms, buffer_bytes) in [(10, 50_000), (20, 100_000)] {
+            let used = |seed| {
+                let time = Duration::from_secs(10);
+                let mut scenario = Scenario::bottleneck(seed, CongestionControl::Bbr, 1, time)
+                    .with_jitter(Duration::from_millis(jitter_ms));
+                scenario.impairments[0].queue_bytes_max = buffer_bytes;
+                World::new(scenario, false).run().bytes_by_flow[0] as f64 / 25e6
+            };
+            let all: Vec<_> = (0..8).map(used).collect();
+            println!("{jitter_ms} ms: {all:.3?}");
+            assert!(all.iter().all(|&used| used >= 0.75), "{all:.3?}");
+        }
+    }
+
     /// Two transfers by the engine's CUBIC get similar shares.
     #[test]
     fn cubic_shares_a_bottleneck_with_itself() {
