@@ -385,6 +385,7 @@ impl Connection {
             delivered_bytes: ack.delivered.bytes,
             in_flight: self.in_flight().into(),
             rtt: newest.map(|newest| cx.now.since(newest.sent_at)),
+            newest_sent_at: ack.delivered.newest.map(|newest| newest.sent_at),
             mss: self.mss.into(),
             cwnd: self.cwnd.into(),
             has_sent_all: self.snd_nxt >= self.snd_end,

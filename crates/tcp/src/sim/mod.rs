@@ -284,6 +284,25 @@ mod tests {
         }
     }
 
+    /// Where jitter brings acknowledgements closer together, BBR does not take the rate of a moment
+    /// for the path's, and leaves CUBIC its share.
+    #[test]
+    fn bbr_shares_a_bottleneck_with_cubic_over_a_path_with_jitter() {
+        let share = |seed| {
+            let time = Duration::from_secs(60);
+            let mut scenario = Scenario::bottleneck(seed, CongestionControl::Bbr, 2, time);
+            scenario.transfers[1].options.congestion = CongestionControl::Cubic;
+            let bytes = World::new(scenario.with_jitter(JITTER), false)
+                .run()
+                .bytes_by_flow;
+            bytes[0] as f64 / (bytes[0] + bytes[1]) as f64
+        };
+        let all: Vec<_> = (0..4).map(share).collect();
+        let mean = all.iter().sum::<f64>() / 4.0;
+        let is_fair = all.iter().all(|share| (0.4..0.6).contains(share));
+        assert!((0.45..0.55).contains(&mean) && is_fair, "{all:.2?}");
+    }
+
     /// The time of two packets at the bottleneck.
     const JITTER: Duration = Duration::from_micros(1_200);
 
