@@ -692,7 +692,7 @@ impl Table {
 
     /// Claims a free entry, see [`Header::allocate`].
     pub fn allocate(&self, hint: u32, gone: impl Fn(u32) -> bool) -> Option<u32> {
-        (self.header()).allocate(|index| self.entry(index), hint, gone)
+        (self.header()).allocate(|index| self.entry(index), hint, gone, |_| false)
     }
 }
 
@@ -729,26 +729,30 @@ impl Header {
     }
 
     /// Claims a free entry. `entry` finds an entry by its number; `hint` is tried first. `None`
-    /// when the table is full. `gone` tells whether a process has ended: an entry whose only holder
-    /// is dead is free.
+    /// when the table is full. `gone` tells whether a process has ended. `ends` is asked about a
+    /// live entry whose last user has ended: if no other process holds the connection, `ends` moves
+    /// the entry to [`EntryState::Ended`] and returns true.
     pub fn allocate<'a>(
         &self,
         entry: impl Fn(u32) -> Option<&'a Entry>,
         hint: u32,
         gone: impl Fn(u32) -> bool,
+        ends: impl Fn(&Entry) -> bool,
     ) -> Option<u32> {
         /// Entries looked at before giving up; a full table is not worth a walk of 65,536 lines.
         const PROBES_MAX: u32 = 1024;
         for probe in 0..PROBES_MAX {
             let index = hint.wrapping_add(probe.wrapping_mul(probe + 1) / 2) % ENTRIES as u32;
             let entry = entry(index)?;
-            let state = entry.state.load(Ordering::Relaxed);
-            let orphaned = (state == EntryState::Ended as u32
-                || state == EntryState::Live as u32 && entry.holder_count(Ordering::Relaxed) <= 1)
-                && gone(entry.pid.load(Ordering::Relaxed));
-            if state != EntryState::Free as u32 && !orphaned {
-                continue;
-            }
+            let (free, live) = (EntryState::Free as u32, EntryState::Live as u32);
+            let ended = EntryState::Ended as u32;
+            let is_orphaned = || gone(entry.pid.load(Ordering::Relaxed));
+            let state = match entry.state.load(Ordering::Relaxed) {
+                state if state == free => free,
+                state if state == ended && is_orphaned() => ended,
+                state if state == live && is_orphaned() && ends(entry) => ended,
+                _ => continue,
+            };
             // Acquire pairs with the Release store by which the entry was freed, or found without a
             // holder: `release`, `take_off_entry` in `toehold_stream::holders`.
             if entry

@@ -25,6 +25,11 @@
 //! cleared like those of any dead member. A member that clears the bits of a dead member does not
 //! become a holder by that: a place that is being cleared belongs to no member.
 //!
+//! The process that used a connection last may be gone while another process holds the connection.
+//! So a member that wants an entry for a new connection asks for its holders first (`end_unheld`).
+//! The end of a connection is the work of one process, which `ended_by` names: only that process
+//! moves the entry on from `Live`, so that no process ends the entry's next connection.
+//!
 //! A child gets its place, and its bits in the entries, before it exists: the parent stores
 //! [`FAMILY_BIRTH`] and its own number in the place. Then the child's number is stored, by the
 //! child or by the parent when `fork` has returned, whichever is first. So a child that is killed
@@ -62,7 +67,7 @@ const CLEARED_BY: u32 = FAMILY_ORPHAN;
 /// The bits of [`Entry::ended_by`] that name the last holder: one more than its place. The bits
 /// above count the uses of the entry.
 const ENDED_NAME: u32 = (1 << 10) - 1;
-/// In these bits: the last holder had no place.
+/// In these bits: the last holder had no place, or another process carries out the end for it.
 const NAMELESS: u32 = ENDED_NAME;
 
 /// The time that a child whose parent is dead may take from its birth to its first instructions, in
@@ -188,6 +193,33 @@ pub trait Members: Family {
         let is_last = !self.is_held_elsewhere(entry, false) && holder.claim_end();
         holder.clear();
         is_last
+    }
+
+    /// The last user of a live entry has ended: ends the connection if no process holds it, this
+    /// one at `place` included. True when the entry is [`EntryState::Ended`] now. The last user may
+    /// have left the connection to others: a server's process accepts, forks a child, and ends.
+    fn end_unheld(&self, entry: &Entry, place: Option<u32>) -> bool {
+        // Loaded first: the claim below fails if the entry has a new connection meanwhile. Acquire
+        // pairs with the claims by `LEAVE_ACQ_REL`.
+        let word = entry.ended_by.load(LEAVE_ACQUIRE);
+        let is_ours = match place.and_then(|place| Holder::new(entry, place)) {
+            Some(holder) => holder.is_marked(),
+            // This process is only counted, if it holds the connection.
+            None => entry.holders.load(LEAVE_ACQUIRE) > 0,
+        };
+        if is_ours || self.is_held_elsewhere(entry, true) {
+            return false;
+        }
+        let is_over = match word & ENDED_NAME {
+            0 => true,
+            NAMELESS => false,
+            // That process may be carrying out the end of the connection.
+            name => !(self.list().get(name as usize - 1)).is_some_and(|place| {
+                let member = place.load(PLACE_ACQUIRE);
+                member != 0 && self.lives(place, member)
+            }),
+        };
+        is_over && claim_use(entry, word, NAMELESS) && end_entry(entry)
     }
 
     /// True when another process of the family, alive, may hold the connection.
@@ -339,8 +371,25 @@ pub fn count_out(entry: &Entry, place: Option<u32>) {
 /// recorded.
 fn claim_end(entry: &Entry, name: u32) -> bool {
     let open = entry.ended_by.load(Ordering::Relaxed) & !ENDED_NAME;
+    claim_use(entry, open, name)
+}
+
+/// As [`claim_end`], if `word` is still in `ended_by`: it counts this use, and names no process or
+/// one that is dead.
+fn claim_use(entry: &Entry, word: u32, name: u32) -> bool {
+    let named = word & !ENDED_NAME | name;
     (entry.ended_by)
-        .compare_exchange(open, open | name, LEAVE_ACQ_REL, Ordering::Relaxed)
+        .compare_exchange(word, named, LEAVE_ACQ_REL, Ordering::Relaxed)
+        .is_ok()
+}
+
+/// A live entry becomes [`EntryState::Ended`]: any member may allocate it once the process of its
+/// `pid` is gone.
+fn end_entry(entry: &Entry) -> bool {
+    let (live, ended) = (EntryState::Live as u32, EntryState::Ended as u32);
+    // Release pairs with the compare-exchange in `Header::allocate`.
+    (entry.state)
+        .compare_exchange(live, ended, Ordering::Release, Ordering::Relaxed)
         .is_ok()
 }
 
@@ -400,9 +449,10 @@ impl<'a> Holder<'a> {
         before & self.bit != 0
     }
 
-    /// True when the member was the last holder, and the end of the connection was not carried out.
-    fn was_last(&self) -> bool {
-        let word = self.entry.ended_by.load(LEAVE_ACQUIRE);
+    /// True when the member was the last holder, and the end of the connection was not carried out:
+    /// this process does that now.
+    /// `word` was in `ended_by` before the member's bit was cleared.
+    fn was_last(&self, word: u32) -> bool {
         // Pairs with the fence in `announce`: we see a member that leaves, or it sees that the bit
         // is cleared.
         fence(Ordering::SeqCst);
@@ -410,11 +460,9 @@ impl<'a> Holder<'a> {
             return false;
         }
         let (open, name) = (word & !ENDED_NAME, self.place + 1);
-        word == open | name
-            || word == open
-                && (self.entry.ended_by)
-                    .compare_exchange(open, open | name, LEAVE_ACQ_REL, Ordering::Relaxed)
-                    .is_ok()
+        // The end becomes the work of this process. No other carries it out: a second one might end
+        // the entry's next connection.
+        (word == open || word == open | name) && claim_use(self.entry, word, NAMELESS)
     }
 }
 
@@ -422,12 +470,12 @@ fn take_off_entry(entry: &Entry, place: u32, pid: u32) {
     let Some(holder) = Holder::new(entry, place) else {
         return;
     };
-    if holder.clear() && holder.was_last() {
-        // Any member may allocate the entry once that process is gone.
+    // Loaded first: once the bit is cleared, another process may end this use of the entry and
+    // begin the next. Acquire pairs with the claims by `LEAVE_ACQ_REL`.
+    let word = entry.ended_by.load(LEAVE_ACQUIRE);
+    if holder.clear() && holder.was_last(word) {
         entry.pid.store(pid, Ordering::Relaxed);
-        let (live, ended) = (EntryState::Live as u32, EntryState::Ended as u32);
-        // Release pairs with the compare-exchange in `Header::allocate`.
-        let _ = (entry.state).compare_exchange(live, ended, Ordering::Release, Ordering::Relaxed);
+        end_entry(entry);
     }
 }
 

@@ -57,6 +57,21 @@ pub(crate) const CASES: &[Case] = &[
     ),
     Case::roles("prefork_workers_share_a_listener", prefork),
     Case::roles("accept_then_fork_serves_in_children", accept_then_fork),
+    Case::roles(
+        "child_keeps_the_connection_of_an_acceptor_that_exits",
+        |role| {
+            child_of_an_acceptor(role, || true);
+        },
+    ),
+    Case::roles(
+        "child_keeps_the_connection_of_an_acceptor_that_is_killed",
+        |role| {
+            child_of_an_acceptor(role, || {
+                // SAFETY: takes no pointers.
+                unsafe { libc::raise(libc::SIGKILL) == 0 }
+            });
+        },
+    ),
     Case::roles("child_connects_for_itself", child_connects),
 ];
 
@@ -465,6 +480,11 @@ fn closing_child(pair: &Pair) {
 /// Serves one connection: warms it up, then echoes until its end.
 fn echo(role: &Role, fd: Fd) -> bool {
     role.warm(fd);
+    send_back(fd)
+}
+
+/// Echoes until the end of a connection.
+fn send_back(fd: Fd) -> bool {
     let mut bytes = vec![0; 10_000];
     loop {
         let result = sys::recv(fd, &mut bytes, 0);
@@ -484,15 +504,19 @@ fn echo(role: &Role, fd: Fd) -> bool {
 fn talk(role: &Role, port: u16) -> bool {
     let fd = role.connect(port);
     role.warm(fd);
-    let bytes = sample(30_000);
-    let right = bytes.chunks(3000).all(|part| {
-        send_all(fd, part);
-        receives(fd, part)
-    });
+    let right = says_back(fd);
     sys::shutdown(fd, libc::SHUT_WR).value();
     let end = drain(fd);
     sys::close(fd).value();
     right && end.starts_with("0 bytes") && end.ends_with("EOF")
+}
+
+/// True when the server echoes all bytes.
+fn says_back(fd: Fd) -> bool {
+    sample(30_000).chunks(3000).all(|part| {
+        send_all(fd, part);
+        receives(fd, part)
+    })
 }
 
 fn prefork(role: &Role) {
@@ -551,6 +575,37 @@ fn accept_then_fork(role: &Role) {
         for _ in 0..CONNECTIONS {
             role.say("served", talk(role, port));
         }
+    }
+}
+
+/// A process accepts a connection, leaves it to a child, closes its own descriptor and ends. Then
+/// another process of the family accepts a connection, whose number is the first one's number.
+fn child_of_an_acceptor(role: &Role, end: impl FnOnce() -> bool) {
+    if role.server() {
+        let listener = role.listen(0);
+        let (is_over, over) = sys::pipe();
+        let acceptor = in_child(|| {
+            let fd = sys::accept(listener).fd();
+            role.warm(fd);
+            in_child(|| {
+                sys::close(listener).value();
+                send_back(fd)
+            });
+            sys::close(fd).value();
+            end()
+        });
+        role.say("acceptor", sys::wait_for(acceptor));
+        let fd = sys::accept(listener).fd();
+        role.say("echoed", echo(role, fd));
+        sys::close(over).value();
+        role.say("child has ended", sys::read(is_over, &mut [0; 1]));
+    } else {
+        let port = role.hear_port();
+        let first = role.connect(port);
+        role.warm(first);
+        role.say("second", talk(role, port));
+        role.say("first", says_back(first));
+        sys::close(first).value();
     }
 }
 

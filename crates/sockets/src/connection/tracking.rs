@@ -24,7 +24,8 @@ pub(crate) fn track(fd: i32, accepted: bool) {
     };
     // Entries of parked carriers are on the way, each of which would take two system calls.
     let is_gone = |pid| pid != process::pid() && !sys::process_exists(pid);
-    let Some(index) = table.allocate(fd as u32, is_gone) else {
+    let ends = |entry: &Entry| holders::end_unheld(&table, entry);
+    let Some(index) = table.allocate(fd as u32, is_gone, ends) else {
         return;
     };
     let Some((entry, local)) = connection::hold_entry(index) else {

@@ -177,6 +177,11 @@ pub(crate) fn leave(entry: &Entry) -> bool {
     table::table().is_none_or(|table| table.leave(entry, place()))
 }
 
+/// The last user of a live entry has ended: ends the connection if no process holds it.
+pub(crate) fn end_unheld(table: &Table, entry: &Entry) -> bool {
+    table.end_unheld(entry, place())
+}
+
 /// True when another process of the family, alive, may hold the connection.
 #[inline]
 pub(crate) fn are_others(entry: &Entry) -> bool {
@@ -201,7 +206,7 @@ pub(crate) fn leave_family(pid: u32) {
 mod tests {
     use super::*;
     use toehold_channel::memfd;
-    use toehold_channel::table::{FAMILY_BIRTH, FAMILY_ORPHAN, TABLE_BYTES};
+    use toehold_channel::table::{EntryState, FAMILY_BIRTH, FAMILY_ORPHAN, TABLE_BYTES};
     use toehold_stream::holders::BIRTH_SECONDS_MAX;
 
     fn table() -> Table {
@@ -249,5 +254,32 @@ mod tests {
         place.store(orphan, Ordering::Relaxed);
         assert!(table.name_child(3, FAMILY_BIRTH | 7, 1003));
         assert_eq!(place.load(Ordering::Relaxed), 1003);
+    }
+
+    #[test]
+    fn a_connection_that_its_last_user_left_to_others_is_not_ended() {
+        let table = table();
+        let entry = Entry::default();
+        let state = |is_live| match is_live {
+            true => EntryState::Live as u32,
+            false => EntryState::Ended as u32,
+        };
+        let (us, living, dead) = (process::pid(), sys::parent(), dead_process());
+        for (holders, is_held) in [
+            (&[living] as &[u32], true),
+            (&[us], true),
+            (&[dead, living], true),
+            (&[dead], false),
+            (&[], false),
+        ] {
+            entry.state.store(state(true), Ordering::Relaxed);
+            toehold_stream::holders::begin(&entry, table.join(us));
+            count_out(&entry, table.join(us));
+            for &pid in holders {
+                enter(&entry, table.join(pid));
+            }
+            assert_eq!(table.end_unheld(&entry, table.join(us)), !is_held);
+            assert_eq!(entry.state.load(Ordering::Relaxed), state(is_held));
+        }
     }
 }

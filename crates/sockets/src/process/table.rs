@@ -56,8 +56,13 @@ impl Table {
     }
 
     /// Claims a free entry, see [`Header::allocate`].
-    pub(crate) fn allocate(&self, hint: u32, gone: impl Fn(u32) -> bool) -> Option<u32> {
-        self.0.allocate(|index| self.entry(index), hint, gone)
+    pub(crate) fn allocate(
+        &self,
+        hint: u32,
+        gone: impl Fn(u32) -> bool,
+        ends: impl Fn(&Entry) -> bool,
+    ) -> Option<u32> {
+        self.0.allocate(|index| self.entry(index), hint, gone, ends)
     }
 
     /// Makes the table the family's.

@@ -91,6 +91,14 @@ impl Table {
         seen.are_others(&self.entry)
     }
 
+    fn end_unheld(&self, process: usize) -> bool {
+        let seen = Seen {
+            table: self,
+            process,
+        };
+        seen.end_unheld(&self.entry, Some(process as u32))
+    }
+
     fn kill(&self, process: usize) {
         self.dead[process].store(1, Ordering::Release);
     }
@@ -291,4 +299,47 @@ fn parent_that_is_killed_in_fork_leaves_no_holder() {
             assert_eq!(table.entry.holder_count(Ordering::Relaxed), 0);
         });
     }
+}
+
+#[test]
+fn of_one_that_leaves_and_one_that_wants_the_entry_one_ends_the_connection() {
+    explore(3, || {
+        let table = Table::new(1);
+        let other = table.clone();
+        let thread = loom::thread::spawn(move || other.end_unheld(1));
+        let here = table.leave(0);
+        assert!(here, "it was the last");
+        assert!(!thread.join().unwrap(), "the last holder is alive");
+        table.kill(0);
+        assert!(table.end_unheld(1), "it did not carry out the end");
+    });
+}
+
+#[test]
+fn an_entry_whose_holder_was_killed_is_ended_once_and_no_later_use_of_it() {
+    explore(2, || {
+        let table = Table::new(1);
+        table.kill(0);
+        let other = table.clone();
+        // The other process takes the entry for a new connection as soon as it has ended.
+        let thread = loom::thread::spawn(move || {
+            other.end_unheld(1);
+            let (ended, claimed) = (EntryState::Ended as u32, EntryState::Claimed as u32);
+            let (state, order) = (&other.entry.state, Ordering::Acquire);
+            let is_taken = (state.compare_exchange(ended, claimed, order, order)).is_ok();
+            if is_taken {
+                begin(&other.entry, Some(1));
+                state.store(EntryState::Live as u32, Ordering::Release);
+            }
+            is_taken
+        });
+        table.end_unheld(2);
+        let is_taken = thread.join().unwrap();
+        let state = table.entry.state.load(Ordering::Acquire);
+        let expected = match is_taken {
+            true => EntryState::Live,
+            false => EntryState::Ended,
+        };
+        assert_eq!(state, expected as u32);
+    });
 }
