@@ -228,6 +228,23 @@ pub trait Members: Family {
         entry.has_several_holders(Ordering::Relaxed) && self.is_held_elsewhere(entry, true)
     }
 
+    /// A member other than this process that holds the connection, or may be about to leave it. A
+    /// momentary value, for status.
+    fn another_holder(&self, entry: &Entry) -> Option<u32> {
+        let words = entry.held_by.iter().zip(0..);
+        words.into_iter().find_map(|(held, word)| {
+            let bits = held.load(LEAVE_ACQUIRE);
+            (0..u64::BITS)
+                .filter(|bit| bits >> bit & 1 != 0)
+                .find_map(|bit| {
+                    let place: u32 = word * u64::BITS + bit;
+                    let member = self.list().get(place as usize)?.load(PLACE_ACQUIRE);
+                    let is_process = member & (FAMILY_BIRTH | FAMILY_ORPHAN) == 0;
+                    (is_process && member != 0 && member != self.me()).then_some(member)
+                })
+        })
+    }
+
     /// True when another process of the family, alive, holds the connection. Members that are
     /// leaving count only if `with_leaving`. The bits of dead members are cleared.
     fn is_held_elsewhere(&self, entry: &Entry, with_leaving: bool) -> bool {

@@ -28,6 +28,7 @@ use crate::epoll::{early, lifetime, orphans};
 use crate::express::{self, listener, parking};
 use crate::memory::pairs;
 use crate::offload::awaiting;
+use crate::process;
 use crate::process::descriptors::{self, Kind, Recorded};
 use crate::process::pair_doorbells;
 use crate::process::table;
@@ -91,8 +92,25 @@ fn end_number(connection: &Connection) {
         awaiting::closing(connection);
         release::release(connection);
         connection.local.express.close_number();
-    } else if connection.end().is_some() {
-        pass_through_locks(connection);
+    } else {
+        show_another_number(connection);
+        if connection.end().is_some() {
+            pass_through_locks(connection);
+        }
+    }
+}
+
+/// For `toehold status`: a descriptor of this process that is still open. Another process that
+/// stores its own at this moment may win one of the two words; its next call shows both again.
+fn show_another_number(connection: &Connection) {
+    let entry = connection.entry;
+    if entry.fd.load(Ordering::Relaxed) != connection.fd as u32 {
+        return;
+    }
+    let (index, generation) = (connection.index, connection.generation);
+    if let Some(fd) = descriptors::descriptor_of_connection(index, generation) {
+        entry.fd.store(fd as u32, Ordering::Relaxed);
+        entry.pid.store(process::pid(), Ordering::Relaxed);
     }
 }
 

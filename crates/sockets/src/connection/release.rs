@@ -28,6 +28,9 @@ pub(crate) fn release(connection: &Connection) {
     let (entry, local) = (connection.entry, connection.local);
     sleepers::part(connection);
     let last = holders::leave(entry);
+    if !last {
+        holders::show_another(entry);
+    }
     let asked = last && entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0;
     if let (true, Some(end)) = (last, connection.end()) {
         end_channel(connection, &end);

@@ -182,6 +182,17 @@ pub(crate) fn end_unheld(table: &Table, entry: &Entry) -> bool {
     table.end_unheld(entry, place())
 }
 
+/// This process has left the connection to others: shows one of them to `toehold status`. A child
+/// has inherited the descriptor's number; where the child has moved it, `closing` has shown that.
+pub(crate) fn show_another(entry: &Entry) {
+    // Relaxed: status takes momentary values.
+    if entry.pid.load(Ordering::Relaxed) == process::pid()
+        && let Some(other) = table::table().and_then(|table| table.another_holder(entry))
+    {
+        entry.pid.store(other, Ordering::Relaxed);
+    }
+}
+
 /// True when another process of the family, alive, may hold the connection.
 #[inline]
 pub(crate) fn are_others(entry: &Entry) -> bool {
