@@ -18,24 +18,16 @@ const TIME_LIMIT: Duration = Duration::from_secs(180);
 const PACKAGE: &str = "postgresql-15";
 const INSTALLED: &str = "/usr/lib/postgresql/15";
 const SCRIPT: &str = "postgres_suite.sh";
-/// Options of `configure`: the tests of the server need headers, and a library with functions in C.
-const CONFIGURE: [&str; 4] = [
-    "./configure",
-    "--quiet",
-    "--without-readline",
-    "--without-zlib",
-];
-/// Arguments of `make` for the headers that the server's build generates.
-const GENERATED_HEADERS: [&str; 2] = ["src/backend", "generated-headers"];
-/// Arguments of `make` for a library with functions in C. Its one file needs nothing of libpgport,
-/// which its makefile would compile first, and the headers are there.
-const LIBRARY_OF_TESTS: [&str; 6] = [
-    "src/test/regress",
-    "-o",
-    "submake-libpgport",
-    "-o",
-    "submake-generated-headers",
-    "regress.so",
+/// The package with the server's headers. It would bring a compiler, so it is not installed.
+const HEADERS: &str = "postgresql-server-dev-15";
+/// Compiles a library with functions in C, which the tests load.
+const COMPILE: [&str; 6] = [
+    "cc",
+    "-O2",
+    "-fPIC",
+    "-shared",
+    "-fno-strict-aliasing",
+    "-fwrapv",
 ];
 /// Libraries of the server's that tests load from the folder that has `regress.so`.
 const LIBRARIES: [&str; 2] = ["autoinc.so", "refint.so"];
@@ -52,11 +44,13 @@ pub(super) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
     }
     let source = source::of_installed(PACKAGE)?;
     let tests = source.join("src/test");
-    if !tests.join("regress/regress.so").is_file() {
-        source::build(&source, &CONFIGURE)?;
-        let make = ["make", "--quiet", "-C"];
-        source::build(&source, &[&make[..], &GENERATED_HEADERS].concat())?;
-        source::build(&source, &[&make[..], &LIBRARY_OF_TESTS].concat())?;
+    let library = tests.join("regress/regress.so");
+    if !library.is_file() {
+        let headers = source::unpacked(HEADERS, PACKAGE)?;
+        let headers = format!("-I{}/usr/include/postgresql/15/server", headers.display());
+        let library = library.to_string_lossy();
+        let files = [&*headers, "-o", &*library, "src/test/regress/regress.c"];
+        source::build(&source, &[&COMPILE[..], &files].concat())?;
     }
     let work = source::cache().join("postgres-work");
     prepare(&tests, &work).map_err(|error| format!("{}: {error}", work.display()))?;

@@ -33,15 +33,7 @@ pub(crate) fn of_package(package: &str) -> Result<PathBuf, String> {
 /// The unpacked source that an installed package was built from. If it is not available any more,
 /// the source that came with the release.
 pub(crate) fn of_installed(package: &str) -> Result<PathBuf, String> {
-    let mut ask = Command::new("dpkg-query");
-    let answer = ask
-        .args(["-W", "-f", "${source:Version}", package])
-        .output();
-    let answer = answer.map_err(|error| format!("{ask:?}: {error}"))?;
-    if !answer.status.success() {
-        return Err(format!("{package} is not installed"));
-    }
-    let version = String::from_utf8_lossy(&answer.stdout).into_owned();
+    let version = version(package, "${source:Version}")?;
     let exact = fetched(
         &format!("{package}_{version}"),
         &format!("{package}={version}"),
@@ -52,6 +44,35 @@ pub(crate) fn of_installed(package: &str) -> Result<PathBuf, String> {
         eprintln!("{package}: tests of {}, because {why}", first.display());
         Ok(first)
     })
+}
+
+/// A version of an installed package: the one that this field of dpkg's names.
+fn version(package: &str, field: &str) -> Result<String, String> {
+    let mut ask = Command::new("dpkg-query");
+    let answer = ask.args(["-W", "-f", field, package]).output();
+    let answer = answer.map_err(|error| format!("{ask:?}: {error}"))?;
+    if !answer.status.success() {
+        return Err(format!("{package} is not installed"));
+    }
+    Ok(String::from_utf8_lossy(&answer.stdout).into_owned())
+}
+
+/// The files of a package that is not installed, in the version of an installed package of the same
+/// source. If that version is not available any more, in the version that is.
+pub(crate) fn unpacked(package: &str, installed: &str) -> Result<PathBuf, String> {
+    let version = version(installed, "${Version}")?;
+    let dir = cache().join(format!("{package}_{version}"));
+    if let Some(files) = only_folder(&dir) {
+        return Ok(files);
+    }
+    let partial = cache().join(format!("{package}.partial"));
+    let _ = fs::remove_dir_all(&partial);
+    fs::create_dir_all(&partial).map_err(|error| error.to_string())?;
+    let download = |word: &str| build(&partial, &["apt-get", "-qq", "download", word]);
+    download(&format!("{package}={version}")).or_else(|_| download(package))?;
+    build(&partial, &["sh", "-c", "dpkg-deb -x ./*.deb files"])?;
+    fs::rename(&partial, &dir).map_err(|error| error.to_string())?;
+    only_folder(&dir).ok_or_else(|| format!("{package} has no files in {}", dir.display()))
 }
 
 /// Lines of a list of sources: the archives of Debian that this host installs from.
