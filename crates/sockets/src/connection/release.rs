@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::rendezvous::{Kind, Message};
-use toehold_channel::table::{EntryState, FLAG_ACCEPTED, FLAG_ASKED, Mode};
+use toehold_channel::table::{EntryState, FLAG_ACCEPTED, FLAG_ASKED, FLAG_OFFLOAD, Mode};
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::carrier::Carrier;
@@ -122,9 +122,13 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
 /// connection would be left here. An ordinary close would keep the listener's port in use until the
 /// peer's end of the carrier is closed, and then for a minute (TIME_WAIT): a new server without
 /// `SO_REUSEADDR` could not have the port. So the close is a reset, which no program sees.
+///
+/// If the peer is an engine, only its remote has finished, and may still read. A reset would drop
+/// the bytes that are on the carrier; bytes in the ring are safe.
 pub(crate) fn leave_no_trace(connection: &Connection, end: &End<'_>) {
     let flags = connection.entry.flags.load(Ordering::Relaxed);
-    if flags & FLAG_ACCEPTED != 0 && turns::is_over(connection, end) {
+    let may_be_read = flags & FLAG_OFFLOAD != 0 && end.tx_mode() != Mode::Ring;
+    if flags & FLAG_ACCEPTED != 0 && !may_be_read && turns::is_over(connection, end) {
         sys::set_linger(connection.number(), [1, 0]);
     }
 }
