@@ -318,6 +318,7 @@ pub(crate) fn keep_on_carrier_for(connection: &Connection, reason: Reason) {
         && let Some(end) = connection.inside()
     {
         silence(connection, &end);
+        end_carrier_after_turn(connection, &end);
     }
 }
 
@@ -445,6 +446,16 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
         // The bytes that have come on the carrier since are dropped, too, because they follow the
         // lost bytes.
         sys::disconnect(connection.number());
+    } else {
+        end_carrier_after_turn(connection, &end);
+    }
+}
+
+/// If the peer has ended its turn, no FIN comes on the carrier, at least not soon. A program
+/// without rings must find the end of the stream there all the same.
+fn end_carrier_after_turn(connection: &Connection, end: &End<'_>) {
+    if turns::is_over(connection, end) {
+        sys::shutdown(connection.number(), libc::SHUT_RD);
     }
 }
 
