@@ -124,7 +124,7 @@ fn true_error(connection: &Connection, error: i32) -> i32 {
         && (connection.inside()).is_some_and(|end| {
             resets::was_closed_cleanly(connection, &end) || turns::is_unaccepted(connection, &end)
         });
-    match error {
+    match turns::error_after_turn(connection, error) {
         _ if is_doorbells => 0,
         libc::ECONNRESET => unix::told(connection),
         error => error,

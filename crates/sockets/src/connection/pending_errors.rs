@@ -9,10 +9,12 @@ use core::sync::atomic::Ordering;
 use toehold_stream::hints;
 
 use crate::connection::{Connection, HINT_LOOK};
+use crate::express::turns;
 use crate::system::errno;
 
 /// Keeps `error`, unless one is kept already: the first is the one that the kernel would have told.
 pub(crate) fn keep(connection: &Connection, error: i32) {
+    let error = turns::error_after_turn(connection, error);
     hints::keep_error(&connection.entry.rx_hints, HINT_LOOK, error);
 }
 

@@ -3,7 +3,9 @@
 use core::sync::atomic::Ordering;
 
 use toehold_channel::layout::{CLOSED_TURN, SIDE_ACQUIRE};
-use toehold_channel::table::{Entry, FLAG_ACCEPTED, FLAG_NONBLOCK, FLAG_SHUT_TX, FLAG_UNSEEN};
+use toehold_channel::table::{
+    Entry, FLAG_ACCEPTED, FLAG_NONBLOCK, FLAG_OFFLOAD, FLAG_SHUT_TX, FLAG_UNSEEN,
+};
 use toehold_stream::end::End;
 use toehold_stream::express::Turn;
 
@@ -20,6 +22,27 @@ pub(crate) fn turn_of(entry: &Entry) -> Option<Turn> {
 pub(crate) fn is_over(connection: &Connection, end: &End<'_>) -> bool {
     end.theirs().wake.closed.load(SIDE_ACQUIRE).has(CLOSED_TURN)
         && turn_of(connection.entry).is_some_and(|turn| end.turns().is_ended_by_peer(turn))
+}
+
+/// True when an engine has ended this turn, also if the carrier has ended since: its remote has
+/// sent a FIN, which has not come on the carrier.
+#[cold]
+pub(crate) fn has_remote_finished(connection: &Connection, end: &End<'_>) -> bool {
+    connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0
+        && turn_of(connection.entry).is_some_and(|turn| end.turns().is_ended_by_peer(turn))
+}
+
+/// The error of a reset after an engine's end of the turn. The FIN of its remote has not come on
+/// the carrier, so the kernel says `ECONNRESET` where it would say `EPIPE` (tcp_reset,
+/// `TCP_CLOSE_WAIT`).
+#[cold]
+pub(crate) fn error_after_turn(connection: &Connection, error: i32) -> i32 {
+    let has_finished =
+        || (connection.end()).is_some_and(|end| has_remote_finished(connection, &end));
+    match error {
+        libc::ECONNRESET if has_finished() => libc::EPIPE,
+        error => error,
+    }
 }
 
 /// True when the program has shut its sending half and the peer has ended the turn. On the kernel

@@ -568,30 +568,35 @@ unsafe fn to_carrier(
         0 => flags | libc::MSG_DONTWAIT,
         _ => flags & !libc::MSG_ZEROCOPY | libc::MSG_DONTWAIT,
     };
-    let sent = unix::counted(connection, end, || {
-        // SAFETY: the window names parts of the program's buffers, and so does `control`. SIGPIPE
-        // comes from the kernel, unless the flags forbid it.
-        let result = unsafe { sys::sendmsg(connection.number(), &message, flags) };
-        let sent = sys::answer(result);
-        let count = &connection.entry.tx_carrier;
-        count.fetch_add(sent.unwrap_or(0) as u64, Ordering::Relaxed);
-        sent
-    });
-    // (If the peer is an engine, its remote has only sent its FIN.)
-    let is_over = || {
-        connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD == 0
-            && turns::is_over(connection, end)
+    let send = || {
+        unix::counted(connection, end, || {
+            // SAFETY: the window names parts of the program's buffers, and so does `control`.
+            // SIGPIPE comes from the kernel, unless the flags forbid it.
+            let result = unsafe { sys::sendmsg(connection.number(), &message, flags) };
+            let sent = sys::answer(result);
+            let count = &connection.entry.tx_carrier;
+            count.fetch_add(sent.unwrap_or(0) as u64, Ordering::Relaxed);
+            sent
+        })
+    };
+    let is_over = || turns::is_over(connection, end);
+    // Then its remote has only sent its FIN.
+    let is_engine = connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+    let sent = match send() {
+        // A reset after a FIN is EPIPE (tcp_reset, `TCP_CLOSE_WAIT`), which the kernel reports now.
+        Err(libc::ECONNRESET) if turns::has_remote_finished(connection, end) => send(),
+        sent => sent,
     };
     match sent {
         Ok(sent) => {
             // (Without a byte there is no segment that could be answered.)
-            if sent > 0 && is_over() {
+            if sent > 0 && !is_engine && is_over() {
                 resets::answer_of_ended_turn(connection);
             }
             Ok(Step::Sent(sent))
         }
         // The peer's process is gone, too, and its kernel has answered our doorbells with a reset.
-        Err(libc::ECONNRESET) if is_over() => {
+        Err(libc::ECONNRESET) if !is_engine && is_over() => {
             if want > 0 {
                 resets::answer_of_ended_turn(connection);
             }
