@@ -72,6 +72,10 @@ const DIFFERENCES: &[Difference] = &[
     },
 ];
 
+/// The number of short connections before that of a case, when carriers are to be used ones. Each
+/// has a port of its own, so neither role can tell which of them came by a used carrier.
+const CONNECTIONS_BEFORE: &str = "4";
+
 /// True if one of the ends uses rings in both directions.
 fn is_by_rings(ends: &[&Connection]) -> bool {
     let has_moved = |end: &Connection, key| end.count(key) > 0;
@@ -79,10 +83,31 @@ fn is_by_rings(ends: &[&Connection]) -> bool {
     ends.any(|end| has_moved(end, "bytes_ring_tx") && has_moved(end, "bytes_ring_rx"))
 }
 
+/// The carriers of a case's connections.
+#[derive(Clone, Copy, PartialEq)]
+enum Carriers {
+    New,
+    /// Those that have served short connections before.
+    Used,
+}
+
+impl Carriers {
+    /// With `E2E_EVERYTHING_EXPRESS`, all cases have used carriers.
+    fn of_this_run() -> Carriers {
+        match std::env::var_os("E2E_EVERYTHING_EXPRESS") {
+            Some(_) => Carriers::Used,
+            None => Carriers::New,
+        }
+    }
+}
+
 /// Plays a case with the program under test as the server or as the client.
-fn play(stage: &Stage, case: &str, is_server: bool) -> Duet {
-    let options = toehold_e2e::duet::options_of(case);
-    let near = (stage.toehold).command_with(Path::Offload, options, PROGRAM);
+fn play(stage: &Stage, case: &str, is_server: bool, carriers: Carriers) -> Duet {
+    let mut options = toehold_e2e::duet::options_of(case).to_vec();
+    if carriers == Carriers::Used {
+        options.extend(["--express", "always"]);
+    }
+    let near = (stage.toehold).command_with(Path::Offload, &options, PROGRAM);
     let far = stage.network.far(PROGRAM);
     let (mut roles, [v4, v6]) = if is_server {
         ([near, far], [NEAR, NEAR_V6])
@@ -91,6 +116,10 @@ fn play(stage: &Stage, case: &str, is_server: bool) -> Duet {
     };
     for role in &mut roles {
         role.env(MEET_V4, v4).env(MEET_V6, v6);
+        if carriers == Carriers::Used {
+            role.env("E2E_EXPRESS", "yes");
+            role.env("E2E_CONNECTIONS_BEFORE", CONNECTIONS_BEFORE);
+        }
     }
     let mut duet = Duet::play_roles(&stage.toehold, roles, case, Some(is_by_rings));
     for line in &mut duet.transcript {
@@ -110,6 +139,11 @@ fn play(stage: &Stage, case: &str, is_server: bool) -> Duet {
 /// reports all differences. The cases of a large group run on several stages in parallel, because
 /// such a group would otherwise end long after all others.
 fn compare(group: &str) {
+    compare_some(group, |_| true, Carriers::of_this_run());
+}
+
+/// As [`compare`], for those cases of the group that are wanted.
+fn compare_some(group: &str, is_wanted: impl Fn(&str) -> bool, carriers: Carriers) {
     if Link::of_this_run() != Link::Tap {
         eprintln!("played over a TAP link");
         return;
@@ -120,13 +154,13 @@ fn compare(group: &str) {
     }
     let is_played = |case: &String| NOT_PLAYED.iter().all(|(name, _)| name != case);
     let all: Vec<String> = (cases(PROGRAM, group).into_iter())
-        .filter(is_played)
+        .filter(|case| is_wanted(case) && is_played(case))
         .collect();
     let stages = all.len().div_ceil(CASES_OF_ONE_STAGE_MAX);
     let complaints: Vec<String> = thread::scope(|scope| {
         let of_stage = |first| all.iter().skip(first).step_by(stages);
         let playing: Vec<_> = (0..stages)
-            .map(|first| scope.spawn(move || complaints(of_stage(first))))
+            .map(|first| scope.spawn(move || complaints(of_stage(first), carriers)))
             .collect();
         let said = playing
             .into_iter()
@@ -144,7 +178,7 @@ fn compare(group: &str) {
 const CASES_OF_ONE_STAGE_MAX: usize = 30;
 
 /// Plays cases on a separate stage.
-fn complaints<'a>(all: impl Iterator<Item = &'a String>) -> Vec<String> {
+fn complaints<'a>(all: impl Iterator<Item = &'a String>, carriers: Carriers) -> Vec<String> {
     let mut complaints = Vec::new();
     let Some(stage) = Stage::set(&["--threads", "1", "--fast-open", "on"]) else {
         return complaints;
@@ -153,7 +187,7 @@ fn complaints<'a>(all: impl Iterator<Item = &'a String>) -> Vec<String> {
         let on_kernel = || Duet::play(&stage.toehold, Sides::HOST, PROGRAM, case).transcript;
         let mut oracle = Oracle::of(case, &on_kernel);
         for is_server in [true, false] {
-            let duet = play(&stage, case, is_server);
+            let duet = play(&stage, case, is_server, carriers);
             let known = DIFFERENCES_OF_RINGS.iter().chain(DIFFERENCES);
             let differences = oracle.differences(|kernel| {
                 let mut all = duet.differences(kernel);
@@ -185,3 +219,22 @@ macro_rules! groups {
 }
 
 toehold_e2e::each_semantics_group!(groups);
+
+/// The relay's carriers go on after a connection, so its end comes in another way.
+mod on_used_carriers {
+    use super::{Carriers, compare_some};
+
+    #[test]
+    fn connections_end_as_on_the_kernel() {
+        compare_some("ending", |_| true, Carriers::Used);
+    }
+
+    #[test]
+    fn programs_without_the_library_find_the_end() {
+        compare_some(
+            "exec",
+            |case| case.starts_with("spawned_reader_"),
+            Carriers::Used,
+        );
+    }
+}
