@@ -126,9 +126,11 @@ fn each_thread_has_a_receive_queue() {
     let streams: Vec<Running> = (0..32)
         .map(|number| {
             let bytes = (5_000_000 + number).to_string();
+            // Each stream has an output of its own.
+            let name = format!("stream-{number}");
             match number % 2 {
-                0 => stage.near("near-stream", &["echo_client", FAR, "7821", &bytes]),
-                _ => stage.far("far-stream", &["echo_client", NEAR, "7822", &bytes]),
+                0 => stage.near(&name, &["echo_client", FAR, "7821", &bytes]),
+                _ => stage.far(&name, &["echo_client", NEAR, "7822", &bytes]),
             }
         })
         .collect();
