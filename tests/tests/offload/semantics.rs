@@ -237,4 +237,10 @@ mod on_used_carriers {
             Carriers::Used,
         );
     }
+
+    #[test]
+    fn programs_that_wait_past_libc_are_woken() {
+        let is_it = |case: &str| case == "instance_that_is_waited_on_past_libc_for_edges";
+        compare_some("epoll", is_it, Carriers::Used);
+    }
 }

@@ -9,11 +9,14 @@ use toehold_channel::table::{FLAG_ATTACHED, FLAG_CONNECTING, FLAG_PINNED, FLAG_R
 use super::{turns, unread_watch};
 use crate::connection::Connection;
 use crate::epoll::membership;
+use crate::waiting::seen_waits;
 
 /// Gives a connection on a used carrier its channel back.
 pub(super) fn begin_again(connection: &Connection) {
     membership::take_from_kernel(connection);
-    if !turns::is_unseen(connection) {
+    // A program with blocking calls is noted when it waits in one: it may still choose to wait past
+    // the library, and the engine looks at a turn no more once its program was seen.
+    if seen_waits::is_seen(connection.local) {
         turns::note_seen(connection);
     }
     unread_watch::begin(connection.index, connection.local);
