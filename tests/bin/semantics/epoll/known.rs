@@ -134,8 +134,28 @@ impl Traced {
     }
 }
 
+impl Traced {
+    /// True when the thread has a SIGTRAP that it has not got yet: of a step that ended when the
+    /// thread was interrupted.
+    fn has_trap(&self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0));
+        let status = status.expect("the thread is there");
+        let mut lines = status.lines();
+        let pending = lines.find_map(|line| line.strip_prefix("SigPnd:"));
+        let pending = u64::from_str_radix(pending.expect("a line of it").trim(), 16);
+        pending.expect("a mask") & 1 << (libc::SIGTRAP - 1) != 0
+    }
+}
+
 impl Drop for Traced {
     fn drop(&mut self) {
+        // Without its tracer, the thread would be killed by that signal.
+        if self.has_trap() {
+            self.request(libc::PTRACE_CONT);
+            while !self.has_stopped() {
+                thread::sleep(PAUSE);
+            }
+        }
         self.request(libc::PTRACE_DETACH);
     }
 }
