@@ -136,7 +136,8 @@ pub(crate) fn wait_for(word: &AtomicU32, wait_ns_max: u64) -> Option<Waited<'_>>
         if now - began > wait_ns_max {
             return None;
         }
-        if owner == me {
+        // Another thread of this process may have the fingerprint, too.
+        if owner == me && !deferral::is_outside() {
             if since == 0 {
                 since = now;
             } else if now - since > REENTRY_NS {
@@ -361,6 +362,25 @@ mod tests {
         assert!(wait_for(&forged, SHORT_NS).is_none());
         let by_init = AtomicU32::new(1 << THREAD_BITS | 1);
         assert!(wait_for(&by_init, SHORT_NS).is_none());
+    }
+
+    #[test]
+    fn another_thread_with_our_fingerprint_is_waited_for() {
+        let word = AtomicU32::new(owner_word());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(60));
+                word.store(0, UNLOCK_RELEASE);
+            });
+            assert!(lock(&word).is_some());
+        });
+    }
+
+    #[test]
+    fn the_thread_that_has_a_lock_does_not_wait_for_it_long() {
+        let word = AtomicU32::new(0);
+        let _held = lock(&word).expect("it is free");
+        assert!(wait_for(&word, WAIT_NS_MAX).is_none());
     }
 
     /// The owner lives, so it may be in the middle of a copy.

@@ -154,6 +154,12 @@ impl Handlers {
     }
 }
 
+/// True when this thread is surely in no section, so that it holds no lock. False also when it has
+/// no place.
+pub(crate) fn is_outside() -> bool {
+    this_thread().is_some_and(|thread| thread.depth() == 0)
+}
+
 /// A section in which no handler of the program runs; ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Section(Option<&'static Thread>);
