@@ -147,6 +147,18 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// A connection without a channel, whose memory stays for ever.
+    #[cfg(test)]
+    pub(crate) fn of_a_test(fd: i32) -> Connection {
+        Connection {
+            fd,
+            index: 0,
+            generation: 0,
+            entry: Box::leak(Box::default()),
+            local: Box::leak(Box::default()),
+        }
+    }
+
     /// Our end of its channel, if this process has attached it.
     #[inline(always)]
     pub(crate) fn end(&self) -> Option<End<'static>> {

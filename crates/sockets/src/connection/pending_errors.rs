@@ -77,22 +77,11 @@ pub(crate) fn take_for_option(connection: &Connection) -> Option<i32> {
 
 #[cfg(test)]
 mod tests {
-    use toehold_channel::table::Entry;
-
     use super::*;
-    use crate::connection::Local;
 
     #[test]
     fn answer_to_late_bytes_is_not_a_receives() {
-        let (entry, local): (&Entry, &Local) =
-            (Box::leak(Box::default()), Box::leak(Box::default()));
-        let connection = Connection {
-            fd: -1,
-            index: 0,
-            generation: 0,
-            entry,
-            local,
-        };
+        let connection = Connection::of_a_test(-1);
         keep(&connection, libc::EPIPE);
         assert_eq!(take_for_receive(&connection), None);
         assert_eq!(take(&connection), Some(libc::EPIPE), "it is a send's");

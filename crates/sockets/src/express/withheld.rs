@@ -46,22 +46,13 @@ pub(crate) fn gives_back(connection: &Connection) -> bool {
 mod tests {
     use toehold_channel::layout::REGION_BYTES;
     use toehold_channel::memfd;
-    use toehold_channel::table::Entry;
 
     use super::*;
-    use crate::connection::Local;
 
     #[test]
     fn second_channel_of_a_carrier_is_not_withheld() {
-        let (entry, local): (&Entry, &Local) =
-            (Box::leak(Box::default()), Box::leak(Box::default()));
-        let connection = Connection {
-            fd: -1,
-            index: 0,
-            generation: 0,
-            entry,
-            local,
-        };
+        let connection = Connection::of_a_test(-1);
+        let local = connection.local;
         local.express.made_ns.store(1, Ordering::Relaxed);
         // As `leaving::forget_positions` and then the adapter's offer leave it.
         let region = memfd::map_private(REGION_BYTES).expect("memory");

@@ -255,7 +255,6 @@ fn empty(connection: &Connection, region: *mut u8) -> bool {
 mod tests {
     use toehold_channel::layout::{Control, LEFT, REGION_BYTES};
     use toehold_channel::memfd;
-    use toehold_channel::table::Entry;
 
     use super::*;
 
@@ -263,15 +262,11 @@ mod tests {
     /// closed the connection, and the entry has become the next connection's.
     #[test]
     fn region_of_the_next_connection_in_an_entry_is_not_freed() {
-        let entry: &Entry = Box::leak(Box::default());
         let now = Connection {
-            fd: -1,
-            index: 0,
             generation: 1,
-            entry,
-            local: Box::leak(Box::default()),
+            ..Connection::of_a_test(-1)
         };
-        entry.generation.store(1, Ordering::Relaxed);
+        now.entry.generation.store(1, Ordering::Relaxed);
         let region = memfd::map_private(REGION_BYTES).expect("memory").as_ptr();
         // SAFETY: just mapped, and all atomics.
         let words: &Control = unsafe { &*region.cast() };

@@ -795,22 +795,16 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
 #[cfg(test)]
 mod tests {
     use toehold_channel::layout::{CLOSED_ALL, Control as Words, SIDE_RELEASE};
-    use toehold_channel::table::{Entry, FLAG_UNIX};
+    use toehold_channel::table::FLAG_UNIX;
 
     use super::*;
 
     /// An end of a Unix connection whose peer has closed, and left a byte in our ring.
     fn left_with_a_byte() -> (Connection, End<'static>) {
-        let entry: &Entry = Box::leak(Box::default());
+        let connection = Connection::of_a_test(-1);
+        let entry = connection.entry;
         entry.flags.store(FLAG_UNIX, Ordering::Relaxed);
         entry.tx_ring.store(1, Ordering::Relaxed);
-        let connection = Connection {
-            fd: -1,
-            index: 0,
-            generation: 0,
-            entry,
-            local: Box::leak(Box::default()),
-        };
         let words: &Words = Box::leak(Box::default());
         let end = End::new(entry, words, core::ptr::null_mut(), 0);
         end.theirs().wake.closed.store(CLOSED_ALL, SIDE_RELEASE);

@@ -580,7 +580,7 @@ unsafe fn to_carrier(
         })
     };
     let is_over = || turns::is_over(connection, end);
-    // Then its remote has only sent its FIN.
+    // An engine ends the turn when its remote has only sent a FIN.
     let is_engine = connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
     let sent = match send() {
         // A reset after a FIN is EPIPE (tcp_reset, `TCP_CLOSE_WAIT`), which the kernel reports now.
@@ -613,21 +613,13 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use toehold_channel::layout::Control as Words;
-    use toehold_channel::table::Entry;
 
     use super::*;
 
     #[test]
     fn send_that_has_slept_keeps_the_channel_to_its_end() {
         let (socket, _peer) = UnixStream::pair().expect("a pair");
-        let entry: &Entry = Box::leak(Box::default());
-        let connection = Connection {
-            fd: socket.as_raw_fd(),
-            index: 0,
-            generation: 0,
-            entry,
-            local: Box::leak(Box::default()),
-        };
+        let connection = Connection::of_a_test(socket.as_raw_fd());
         let words: *mut Words = Box::leak(Box::default());
         let attachment = &connection.local.attachment;
         attachment.put(words.cast());
