@@ -157,9 +157,10 @@ impl Flow {
         let mut delivery = Delivery::Complete;
         if !self.program.has_departed() {
             // A reset discards bytes that came before it.
-            let is_reset = self.carrier.take_reset();
-            if is_reset {
-                self.collect_last_words(cx);
+            let reset = self.carrier.take_reset();
+            let is_reset = reset.is_some();
+            if let Some(reset) = reset {
+                self.collect_last_words(cx, reset);
             }
             let moved = match is_reset {
                 true => Err(Gone),

@@ -25,6 +25,14 @@ enum Line {
     Failed,
 }
 
+/// A reset of the carrier by the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reset {
+    Alone,
+    /// The program had ended its direction before.
+    AfterEnd,
+}
+
 #[derive(Debug)]
 pub(super) struct Carrier {
     pub(super) socket: TcpStream,
@@ -109,12 +117,17 @@ impl Carrier {
     }
 
     /// Whether the program has reset the carrier. The socket is asked once for each error event.
-    pub(super) fn take_reset(&mut self) -> bool {
+    pub(super) fn take_reset(&mut self) -> Option<Reset> {
         if self.line < Line::Failed {
-            return false;
+            return None;
         }
         self.line = Line::HungUp;
-        !matches!(self.socket.take_error(), Ok(None))
+        match self.socket.take_error() {
+            Ok(None) => None,
+            // As tcp_reset reports it in `TCP_CLOSE_WAIT`.
+            Ok(Some(error)) if error.raw_os_error() == Some(libc::EPIPE) => Some(Reset::AfterEnd),
+            _ => Some(Reset::Alone),
+        }
     }
 
     /// Writes as many bytes as there is room for; `None` without room.
@@ -280,14 +293,15 @@ mod tests {
     fn reset_is_asked_for_once_for_each_error() {
         let (mut carrier, program) = carrier();
         carrier.note(ERROR);
-        assert!(!carrier.take_reset(), "the socket knows of none");
+        assert_eq!(carrier.take_reset(), None, "the socket knows of none");
         assert!(carrier.has_hung_up());
         sys::reset_when_closed(&program, true).expect("a socket");
         drop(program);
-        assert!(!carrier.take_reset(), "nobody has told of it");
+        assert_eq!(carrier.take_reset(), None, "nobody has told of it");
         carrier.note(ERROR);
         carrier.note(HANG_UP);
-        assert!(carrier.take_reset() && !carrier.take_reset());
+        assert_eq!(carrier.take_reset(), Some(Reset::Alone));
+        assert_eq!(carrier.take_reset(), None);
         assert!(carrier.has_hung_up());
     }
 }

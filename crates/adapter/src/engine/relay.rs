@@ -10,6 +10,7 @@ use toehold_stream::next::{Carrier as Seen, Next};
 use toehold_stream::worth;
 use toehold_tcp::{Engine, Instant};
 
+use super::carrier::Reset;
 use super::carriers::Reusable;
 use super::channels::{ChannelKey, Channels};
 use super::endpoint::Endpoint;
@@ -394,13 +395,16 @@ impl Flow {
     }
 
     /// The program has reset its carrier. With a kernel connection, the bytes that it sent before
-    /// would already be under way, ahead of the reset.
-    pub(super) fn collect_last_words(&mut self, cx: &mut StepContext<'_>) {
+    /// would already be under way, ahead of the reset. So would its end.
+    pub(super) fn collect_last_words(&mut self, cx: &mut StepContext<'_>, reset: Reset) {
         let before = self.program;
         self.carrier.note_readable();
         // If it also wrote invalid words, there are no more bytes to take.
         let _ = self.take_in(cx);
         let _ = cx.engine.publish(self.id, self.published);
+        if reset == Reset::AfterEnd && !before.has_finished() {
+            let _ = cx.engine.finish(cx.now, self.id);
+        }
         // A reset also looks like an end.
         self.program = before;
     }

@@ -104,6 +104,20 @@ fn bytes_that_a_program_sends_before_it_resets_go_before_the_reset() {
     assert!(bench.remote_saw_reset() && !bench.remote_saw_end());
 }
 
+/// The remote's kernel reports such a reset as `EPIPE`, and one without the end as `ECONNRESET`.
+#[test]
+fn end_of_a_program_that_resets_afterwards_goes_before_the_reset() {
+    let mut bench = Bench::new();
+    bench.program.write_all(b"last words").expect("room");
+    bench.program.shutdown(Shutdown::Write).expect("connected");
+    sys::reset_when_closed(&bench.program, true).expect("a socket");
+    drop(std::mem::replace(&mut bench.program, sockets().0));
+    assert_eq!(bench.turn(), Next::ProgramGone);
+    bench.abort();
+    assert_eq!(bench.rings.0, b"last words");
+    assert!(bench.remote_saw_reset() && bench.remote_saw_end());
+}
+
 /// A kernel that has given up a closed socket answers the carrier's keepalive with a reset. A
 /// remote that reads late gets all bytes, as from a closed socket of the kernel.
 #[test]
