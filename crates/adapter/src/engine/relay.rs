@@ -372,6 +372,11 @@ impl Flow {
         // Copies that were under way are over.
         self.received = self.arrived;
         cx.is_unfinished |= self.received > needed_from;
+        if self.remote == RemoteEnding::ToldByTurn {
+            // On the carrier the program finds the end where the carrier's is.
+            self.remote = RemoteEnding::Finished;
+            cx.is_unfinished = true;
+        }
         Ok(())
     }
 

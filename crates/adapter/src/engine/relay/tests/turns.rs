@@ -3,6 +3,7 @@
 use std::time::Instant as Clock;
 
 use toehold_stream::express::Turn;
+use toehold_stream::leaving::Refusal;
 
 use super::*;
 use crate::engine::carriers::Serving;
@@ -184,4 +185,18 @@ fn program_that_waits_past_the_library_is_rung() {
     }
     program.end().turns().note_seen(Turn::FIRST);
     assert!(!bench.flow.look_at_turn(&mut bench.streams), "it hears");
+}
+
+/// An operator detaches the connection: its program looks for the end on the carrier then.
+#[test]
+fn end_that_a_turn_has_told_is_told_again_by_the_carrier() {
+    let mut bench = Bench::new();
+    let program = bench.with_turns();
+    bench.remote_says(100);
+    bench.remote_finishes();
+    assert_eq!(bench.turn(), Next::Wait);
+    assert!(bench.carrier_is_open(), "the turn's end tells it");
+    program.end().refuse(Refusal::Paused);
+    assert_eq!(bench.turn(), Next::Wait);
+    assert!(!bench.carrier_is_open());
 }
