@@ -29,6 +29,14 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("writing_after_own_shutdown_is_epipe", write_after_shutdown),
     Case::pair("writing_to_a_closed_end_is_sigpipe", sigpipe),
     Case::pair("ignored_sigpipe_is_epipe", sigpipe_ignored),
+    Case::pair(
+        "receive_after_the_answer_to_a_late_send_finds_the_end",
+        receive_after_late_send,
+    ),
+    Case::pair(
+        "error_that_answers_a_late_send_is_a_broken_pipe",
+        error_after_late_send,
+    ),
     Case::pair("close_with_unread_data_resets", close_with_unread),
     Case::pair("linger_zero_resets", linger_zero),
     Case::pair("reset_is_reported_once", reset_once),
@@ -285,6 +293,41 @@ fn sigpipe_ignored(pair: &Pair) {
         pair.say("write", sys::write(pair.fd, b"x"));
         pair.say("read", sys::read(pair.fd, &mut [0; 8]));
     }
+}
+
+/// The reset that answers a late send is the error of later sends. A receive finds the end that
+/// came before it.
+fn receive_after_late_send(pair: &Pair) {
+    if send_late(pair) {
+        pair.say("read", sys::read(pair.fd, &mut [0; 8]));
+        pair.say("peek", sys::recv(pair.fd, &mut [0; 8], libc::MSG_PEEK));
+        pair.say("error", sys::socket_error(pair.fd));
+        pair.say("write", sys::write(pair.fd, b"x"));
+    }
+}
+
+fn error_after_late_send(pair: &Pair) {
+    if send_late(pair) {
+        pair.say("error", sys::socket_error(pair.fd));
+        pair.say("error again", sys::socket_error(pair.fd));
+        pair.say("read", sys::read(pair.fd, &mut [0; 8]));
+    }
+}
+
+/// The server closes, and then the client sends a byte, which a reset answers. True for the client.
+fn send_late(pair: &Pair) -> bool {
+    if pair.server() {
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        // SAFETY: takes no pointers.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+        pair.step();
+        await_events(pair.fd, libc::POLLIN);
+        pair.say("write", sys::write(pair.fd, b"x"));
+        await_events(pair.fd, libc::POLLHUP);
+    }
+    !pair.server()
 }
 
 fn close_with_unread(pair: &Pair) {

@@ -66,11 +66,9 @@ pub(crate) fn correct(
     result
 }
 
-/// `SO_ERROR`, which the kernel reports once; `None` when the kernel must answer.
+/// `SO_ERROR`, which the kernel reports once; `None` when the adapter has noted no reason.
 pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
-    if connection.entry.carrier_key.load(Ordering::Relaxed) == 0 {
-        return None;
-    }
+    reason(connection)?;
     let pending =
         sys::getsockopt::<i32>(connection.number(), libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
     Some(receive_error(connection, pending))

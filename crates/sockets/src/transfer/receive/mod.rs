@@ -496,6 +496,14 @@ impl Call {
                 hints.fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
                 Ok(0)
             }
+            libc::ECONNRESET if turns::has_remote_finished(connection, end) => {
+                // A receive finds the end first (tcp_recvmsg_locked: `SOCK_DONE`). The reset is
+                // the error of a later call.
+                pending_errors::keep(connection, error);
+                let hints = &connection.entry.rx_hints;
+                hints.fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
+                Ok(0)
+            }
             libc::ECONNRESET => Err(unix::told(connection)),
             error => Err(error),
         }
