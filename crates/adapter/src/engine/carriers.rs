@@ -89,6 +89,8 @@ pub(super) struct Serving {
     /// the program was rung for them.
     pub(super) untaken: u64,
     pub(super) is_rung: bool,
+    /// The program was rung for such bytes in this turn.
+    pub(super) was_rung: bool,
 }
 
 impl Serving {
@@ -102,6 +104,7 @@ impl Serving {
             port,
             untaken: 0,
             is_rung: false,
+            was_rung: false,
         }
     }
 

@@ -102,7 +102,7 @@ impl Flow {
             // A program that has closed by the turn's end needs no more bytes, and its carrier
             // stays unchanged.
             let has_ended = turn.is_some() && endpoint.is_turn_ending();
-            let is_unwanted = stays_down || endpoint.is_unwanted();
+            let is_unwanted = stays_down || endpoint.is_unwanted() || self.is_unseen(endpoint);
             (is_up, is_up && is_unwanted && !has_ended)
         });
         if goes_down {
@@ -184,11 +184,21 @@ impl Flow {
         let is_same = untaken != 0 && untaken == serving.untaken;
         let rings = is_same && !serving.is_rung;
         serving.is_rung = is_same;
+        serving.was_rung |= rings;
         serving.untaken = untaken;
         if rings {
             self.ring(streams);
         }
         true
+    }
+
+    /// True when the program seems to wait past the library: in this turn it had to be rung for
+    /// bytes that it did not take, and it was not seen waiting. Its next bytes go by the carrier,
+    /// where the kernel wakes the program at once. A turn whose end was told goes on in the ring.
+    fn is_unseen(&self, endpoint: &Endpoint) -> bool {
+        self.serving
+            .is_some_and(|serving| serving.was_rung && !endpoint.turns().is_peer_seen(serving.turn))
+            && self.remote != RemoteEnding::ToldByTurn
     }
 
     /// Sets the limit of the receive window, if it changes.
@@ -323,7 +333,9 @@ impl Flow {
     /// Moves the remote's stream to the channel, if that is possible now.
     fn try_up(&mut self, cx: &mut StepContext<'_>) -> Result<(), Gone> {
         let is_early = cx.streams.has_early(self.id, self.received);
-        if !self.is_over() && !is_early {
+        let endpoint = cx.streams.endpoint(self.id);
+        let is_unseen = endpoint.is_some_and(|endpoint| self.is_unseen(endpoint));
+        if !self.is_over() && !is_early && !is_unseen {
             self.go_up(cx, self.received)?;
         }
         Ok(())

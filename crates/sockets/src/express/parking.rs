@@ -73,7 +73,13 @@ pub(crate) fn park(connection: &Connection) -> bool {
     let Some(end) = connection.end() else {
         return false;
     };
-    if !is_fit(connection, &end) || !is_seen(connection, role, &end) {
+    if !is_fit(connection, &end) {
+        if was_left_to_kernel(connection, &end) {
+            evidence::turn_unseen(connection, role);
+        }
+        return false;
+    }
+    if !is_seen(connection, role, &end) {
         return false;
     }
     let Some(high) = words.give_number(connection.fd) else {
@@ -109,6 +115,16 @@ fn is_seen(connection: &Connection, role: Role, end: &End<'_>) -> bool {
     }
     let may_go_on = is_seen && (evidence::suffices(connection) || published::are_all_chosen());
     published::holds(may_go_on, Event::Unseen)
+}
+
+/// True when the peer had to ring for bytes in this turn, and then left the program's waits to the
+/// kernel ([`unread_watch`]).
+fn was_left_to_kernel(connection: &Connection, end: &End<'_>) -> bool {
+    let entry = connection.entry;
+    entry.flags.load(Ordering::Relaxed) & NOT_PARKED == 0
+        && !connection::commanded(entry)
+        && end.rx_mode() == Mode::Carrier
+        && !is_known(connection, end)
 }
 
 /// Adds a carrier to the parked ones; from now on `high` is its descriptor. False when it cannot be

@@ -200,3 +200,37 @@ fn end_that_a_turn_has_told_is_told_again_by_the_carrier() {
     assert_eq!(bench.turn(), Next::Wait);
     assert!(!bench.carrier_is_open());
 }
+
+/// The program had to be rung once. The kernel wakes it for the bytes that follow, until the
+/// library sees it waiting.
+#[test]
+fn bytes_for_a_program_that_was_rung_go_by_its_carrier() {
+    let mut bench = Bench::new();
+    let program = bench.with_turns();
+    bench.remote_says(100);
+    assert_eq!(bench.turn(), Next::Wait);
+    for _ in 0..2 {
+        assert!(bench.flow.look_at_turn(&mut bench.streams));
+    }
+    let rung = bench.flow.carrier.sent;
+    assert_eq!(program.read(200, rung), pattern(100));
+    for end in [200, 300] {
+        let sent = bench.flow.carrier.sent;
+        bench.remote_says(end);
+        assert_eq!(bench.turn(), Next::Wait);
+        assert_eq!(bench.flow.carrier.sent - sent, 100);
+        // The program finds the doorbell, and then the bytes of the kernel.
+        assert_eq!(program.read(200, rung), b"");
+    }
+    assert!(
+        !bench.flow.look_at_turn(&mut bench.streams),
+        "the kernel wakes it"
+    );
+    program.end().turns().note_seen(Turn::FIRST);
+    bench.remote_says(400);
+    assert_eq!(bench.turn(), Next::Wait);
+    bench.remote_says(500);
+    let sent = bench.flow.carrier.sent;
+    assert_eq!(bench.turn(), Next::Wait);
+    assert_eq!(bench.flow.carrier.sent, sent, "the ring has them");
+}
