@@ -11,7 +11,7 @@ pub(crate) mod together;
 
 use toehold_e2e::load::Random;
 
-use crate::role::Pair;
+use crate::role::{Pair, Role};
 use draw::{Draw, Mix};
 use player::Player;
 use together::Over;
@@ -29,7 +29,7 @@ pub(crate) fn play(pair: &Pair, seed: u64) {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let mut player = Player::new(pair.role, String::new(), pair.fd, seed);
     let mut script = Random::new(seed);
-    let mix = Mix::new(&mut script);
+    let mix = mix(pair.role, &mut script);
     for turn in 0..TURNS {
         let draw = Draw::new(&mut script);
         match together::turn(&mut player, turn, mix.pick(draw.call), &draw) {
@@ -41,6 +41,12 @@ pub(crate) fn play(pair: &Pair, seed: u64) {
     }
 }
 
+/// The moves of a conversation. An engine does not mark urgent bytes, so over a network none are
+/// sent.
+fn mix(role: Role, script: &mut Random) -> Mix {
+    Mix::new(script, !role.is_over_network())
+}
+
 /// Plays the turns after the other role has left.
 fn alone(player: &mut Player, turn: usize, mix: &Mix, script: &mut Random) {
     for turn in turn + 1..=turn + TURNS_ALONE {
@@ -50,7 +56,6 @@ fn alone(player: &mut Player, turn: usize, mix: &Mix, script: &mut Random) {
         if did.closed {
             return;
         }
-        // A reset may answer bytes that were sent to an end that is gone.
-        std::thread::sleep(SETTLED);
+        player.await_answer(&did);
     }
 }

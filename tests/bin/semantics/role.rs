@@ -6,7 +6,7 @@ use std::os::fd::FromRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 
-use toehold_e2e::duet::{ORACLE_FD, STEPS_FD};
+use toehold_e2e::duet::{MEET_V4, ORACLE_FD, STEPS_FD};
 
 use crate::sleeper::await_sleep;
 use crate::sys::{self, Fd};
@@ -36,6 +36,11 @@ impl Role {
     /// Whether this is the listening program.
     pub(crate) fn server(&self) -> bool {
         self.side == Side::Server
+    }
+
+    /// Whether a network is between the roles: segments and their answers take some time.
+    pub(crate) fn is_over_network(&self) -> bool {
+        std::env::var_os(MEET_V4).is_some()
     }
 
     /// Returns once `count` bytes can be read from `fd`.

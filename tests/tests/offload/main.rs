@@ -4,6 +4,7 @@
 mod addresses;
 mod capture;
 mod changes;
+mod conversations;
 mod fast_open;
 mod hostile;
 mod interface;

@@ -13,7 +13,7 @@ use toehold_e2e::{Duet, Link, Oracle, Path, Sides};
 
 use crate::stage::Stage;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_semantics");
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_semantics");
 
 /// Cases about features that the engine does not have.
 const NOT_PLAYED: &[(&str, &str)] = &[
@@ -84,8 +84,8 @@ fn is_by_rings(ends: &[&Connection]) -> bool {
 }
 
 /// The carriers of a case's connections.
-#[derive(Clone, Copy, PartialEq)]
-enum Carriers {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Carriers {
     New,
     /// Those that have served short connections before.
     Used,
@@ -102,7 +102,7 @@ impl Carriers {
 }
 
 /// Plays a case with the program under test as the server or as the client.
-fn play(stage: &Stage, case: &str, is_server: bool, carriers: Carriers) -> Duet {
+pub(crate) fn play(stage: &Stage, case: &str, is_server: bool, carriers: Carriers) -> Duet {
     let mut options = toehold_e2e::duet::options_of(case).to_vec();
     if carriers == Carriers::Used {
         options.extend(["--express", "always"]);

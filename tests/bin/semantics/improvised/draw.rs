@@ -69,14 +69,17 @@ pub(super) struct Mix {
 }
 
 impl Mix {
-    /// Draws the weights of a conversation from `script`.
-    pub(super) fn new(script: &mut Random) -> Mix {
+    /// Draws the weights of a conversation from `script`. Without `extras` the conversation has no
+    /// data beside its byte streams.
+    pub(super) fn new(script: &mut Random, extras: bool) -> Mix {
         let weights = MOVES.iter().map(|&(one, weight)| {
             let often = pick(&[0, 1, 1, 4], script.below(4));
             // Sends and receives are always included, because a conversation without bytes tests
             // nothing.
             let always = matches!(one, Move::Send | Move::Receive);
-            (one, weight * if always { often.max(1) } else { often })
+            let often = if always { often.max(1) } else { often };
+            let is_played = extras || one != Move::Extra;
+            (one, if is_played { weight * often } else { 0 })
         });
         let weights: Vec<(Move, u64)> = weights.collect();
         let total = weights.iter().map(|(_, weight)| weight).sum();

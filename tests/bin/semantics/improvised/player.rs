@@ -22,13 +22,15 @@ pub(super) struct Did {
     pub(super) shut: bool,
     pub(super) shut_reading: bool,
     pub(super) closed: bool,
+    /// The end is a reset, or a reset follows it.
+    pub(super) resets: bool,
 }
 
 impl Did {
     pub(super) fn tell(&self, role: &Role) {
         role.tell(u32::try_from(self.sent).expect("few"));
         role.tell(u32::try_from(self.received).expect("few"));
-        let ends = [self.shut, self.closed, self.shut_reading];
+        let ends = [self.shut, self.closed, self.shut_reading, self.resets];
         let bit = |(n, end)| u32::from(end) << n;
         role.tell(ends.into_iter().enumerate().map(bit).sum());
     }
@@ -41,6 +43,7 @@ impl Did {
             shut: ends & 1 != 0,
             closed: ends & 2 != 0,
             shut_reading: ends & 4 != 0,
+            resets: ends & 8 != 0,
         }
     }
 }
@@ -76,6 +79,10 @@ pub(super) struct Player {
 impl Player {
     /// `number` makes the connection's bytes different from those of all other connections.
     pub(super) fn new(role: Role, label: String, fd: Fd, number: u64) -> Player {
+        if role.is_over_network() {
+            // Otherwise most turns would wait for an acknowledgement that comes 40 ms late.
+            sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1).value();
+        }
         let epoll = |events| {
             let epoll = sys::epoll_create();
             sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, events, 7).value();
@@ -121,10 +128,27 @@ impl Player {
         }
         if did.shut || did.closed {
             self.ended = true;
-            let (result, _) = sys::poll(&[(self.fds[0], libc::POLLRDHUP)], 20_000);
-            assert_eq!(result.value(), 1, "the end never arrived");
+            self.await_end(libc::POLLRDHUP);
+            if did.resets && self.role.is_over_network() {
+                self.await_end(0);
+            }
             std::thread::sleep(SETTLED);
         }
+    }
+
+    /// Returns when `event`, or the end of both directions, is visible here.
+    fn await_end(&self, event: i16) {
+        let (result, _) = sys::poll(&[(self.fds[0], event)], 20_000);
+        assert_eq!(result.value(), 1, "the end never arrived");
+    }
+
+    /// Returns when the other end, which is gone, has answered the bytes that this role has sent: a
+    /// reset may answer them.
+    pub(super) fn await_answer(&self, did: &Did) {
+        if did.sent > 0 && !did.closed && self.role.is_over_network() {
+            self.await_end(0);
+        }
+        std::thread::sleep(SETTLED);
     }
 
     /// A turn in which this role acts alone.
@@ -141,7 +165,9 @@ impl Player {
             Move::Register => self.register(draw),
             // If an end has shut both directions down, TCP answers bytes with a reset, at once or a
             // moment later.
-            Move::EndWriting if !self.shut_reading => self.end_writing(fd, &mut did),
+            Move::EndWriting if !self.shut_reading && !self.may_be_closed() => {
+                self.end_writing(fd, &mut did)
+            }
             Move::EndReading if !self.shut_writing => self.end_reading(fd, &mut did),
             Move::Close => self.end(draw, &mut did),
             _ => self.look(fd, draw),
@@ -157,6 +183,12 @@ impl Player {
     /// Whether a call that receives `count` bytes could wait for them.
     pub(super) fn waits_for(&self, count: usize) -> bool {
         self.unread < count && !self.ended && !self.shut_reading
+    }
+
+    /// Whether both directions have ended, over a network: then it depends on the time of the last
+    /// acknowledgement whether the socket is closed, and a further shutdown shows that.
+    fn may_be_closed(&self) -> bool {
+        self.ended && self.shut_writing && self.role.is_over_network()
     }
 
     /// Removes one of the connection's numbers from the list. The caller then closes or replaces
@@ -311,6 +343,8 @@ impl Player {
         did: &mut Did,
     ) -> (String, String) {
         did.closed = true;
+        let way = draw.how / 16 % 4;
+        did.resets = way == 1 || self.unread > 0;
         let linger = |seconds| {
             let linger = libc::linger {
                 l_onoff: 1,
@@ -318,7 +352,7 @@ impl Player {
             };
             sys::set_option(self.fds[0], libc::SOL_SOCKET, libc::SO_LINGER, linger);
         };
-        let name = match draw.how / 16 % 4 {
+        let name = match way {
             0 if in_two_steps => {
                 sys::shutdown(self.fds[0], libc::SHUT_RDWR);
                 "shutdown and close"

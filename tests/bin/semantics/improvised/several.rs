@@ -6,7 +6,6 @@
 
 use toehold_e2e::load::Random;
 
-use super::SETTLED;
 use super::draw::{Draw, Mix, Move};
 use super::player::{Did, Player};
 use super::together::{self, Over};
@@ -26,7 +25,7 @@ pub(crate) fn play(role: Role, seed: u64) {
     // SAFETY: ignoring a signal installs no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let mut script = Random::new(seed);
-    let mut table = Table::new(role, seed, Mix::new(&mut script));
+    let mut table = Table::new(role, seed, super::mix(role, &mut script));
     for turn in 0..TURNS {
         let place = script.below(PLACES as u64) as usize;
         table.turn(turn, place, &Draw::new(&mut script));
@@ -179,8 +178,7 @@ impl Table {
             player.close();
             did.closed = true;
         }
-        // A reset may answer bytes that were sent to an end that is gone.
-        std::thread::sleep(SETTLED);
+        player.await_answer(&did);
         self.role.tell(u32::from(did.closed));
         if did.closed {
             player.leave();
@@ -203,6 +201,7 @@ impl Table {
             let result = sys::dup2(taker.fds[0], number);
             taker.fds.push(number);
             did.closed = player.fds.is_empty();
+            did.resets = did.closed && player.unread > 0;
             let what = format!("{turn} place {other} takes {number} of place {index}");
             self.role.say(&what, result);
             break;

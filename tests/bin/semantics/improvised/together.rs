@@ -205,6 +205,10 @@ fn send_bulk(player: &mut Player, turn: usize, draw: &Draw) -> Over {
     }
     player.sent += sent;
     player.say(turn, "sends a lot", sent);
+    if player.role.is_over_network() {
+        // The last acknowledgements are on their way when the other role has all bytes.
+        crate::role::await_events(player.fds[0], libc::POLLOUT);
+    }
     Over::Neither
 }
 
