@@ -15,6 +15,10 @@
 //! middle of a copy; the rest of that copy would overwrite bytes that a second owner has published,
 //! and no check could undo that.
 //!
+//! The fingerprint has ten bits, so two threads of a process may have the same. A thread that finds
+//! its own fingerprint in a lock holds that lock only if it is in a section of the library, and no
+//! other thread with that fingerprint is ([`is_by_this_thread`]).
+//!
 //! A member of the family may belong to another user by now, and can write anything into a lock. So
 //! no thread waits for ever: after [`WAIT_NS_MAX`] the caller gives up its operation. Then it
 //! either changes nothing that the lock guards, or a comment says why the change is harmless.
@@ -69,11 +73,12 @@ pub(crate) fn try_lock(word: &AtomicU32) -> Option<Held<'_>> {
     // Before the lock is taken: a handler in between would find it held by its own thread.
     let section = deferral::enter_as(thread);
     if word
-        // Acquire pairs with the store by [`UNLOCK_RELEASE`] in `Held::drop`.
+        // Acquire pairs with the store by [`UNLOCK_RELEASE`] in `Held::drop`. Release pairs with
+        // the Acquire load in `wait_for`: a thread that sees the owner sees its section, too.
         .compare_exchange(
             0,
             owner_word_of(thread),
-            Ordering::Acquire,
+            Ordering::AcqRel,
             Ordering::Relaxed,
         )
         .is_err()
@@ -86,9 +91,9 @@ pub(crate) fn try_lock(word: &AtomicU32) -> Option<Held<'_>> {
     })
 }
 
-/// Takes `word`. `None` when this thread seems to hold it already (a signal handler that
-/// [`deferral`] could not defer has interrupted the holder), and when its owner does not release it
-/// within [`WAIT_NS_MAX`].
+/// Takes `word`. `None` when this thread holds it already (a signal handler that [`deferral`] could
+/// not defer has interrupted the holder), and when its owner does not release it within
+/// [`WAIT_NS_MAX`].
 #[inline]
 pub(crate) fn lock(word: &AtomicU32) -> Option<Held<'_>> {
     match try_lock(word) {
@@ -111,13 +116,15 @@ pub(crate) const WAIT_NS_MAX: u64 = 10_000_000_000;
 /// As [`lock`], but gives up after `wait_ns_max`, and tells whether the lock was inherited.
 #[cold]
 pub(crate) fn wait_for(word: &AtomicU32, wait_ns_max: u64) -> Option<Waited<'_>> {
-    /// If the lock has our own fingerprint for this long, this thread is the holder.
+    /// If this thread seems to be the holder for this long, it is. Another holder with its
+    /// fingerprint is in a section all the time; a thread in another section is not.
     const REENTRY_NS: u64 = 20_000_000;
     let me = owner_word();
     let (mut since, mut began) = (0u64, 0u64);
     let mut wait = Wait::default();
     loop {
-        let owner = word.load(Ordering::Relaxed);
+        // Acquire pairs with the Release in `try_lock`, for `is_by_this_thread`.
+        let owner = word.load(Ordering::Acquire);
         if owner == 0 {
             if let Some(held) = try_lock(word) {
                 return Some(Waited {
@@ -136,18 +143,29 @@ pub(crate) fn wait_for(word: &AtomicU32, wait_ns_max: u64) -> Option<Waited<'_>>
         if now - began > wait_ns_max {
             return None;
         }
-        // Another thread of this process may have the fingerprint, too.
-        if owner == me && !deferral::is_outside() {
+        if owner == me && is_by_this_thread() {
             if since == 0 {
                 since = now;
             } else if now - since > REENTRY_NS {
                 return None;
             }
+        } else {
+            since = 0;
         }
         if let Some(inherited) = inherit_from(word, owner) {
             return Some(inherited);
         }
     }
+}
+
+/// True when no other thread with this thread's fingerprint is in a section: then a lock with that
+/// fingerprint is held by this thread, or was released just now.
+#[cold]
+fn is_by_this_thread() -> bool {
+    let me = errno::thread();
+    let has_our_fingerprint = |thread| owner_word_of(thread) == owner_word_of(me);
+    !deferral::is_outside()
+        && !deferral::is_one_inside(|thread| thread != me && has_our_fingerprint(thread))
 }
 
 /// True when a lock's word names another process as its owner, alive or dead.
@@ -386,6 +404,28 @@ mod tests {
                 });
                 assert!(lock(&word).is_some());
             });
+        });
+    }
+
+    /// As before, of a thread that holds another lock. The other thread is one of the process's
+    /// that holds this one.
+    #[test]
+    fn another_thread_with_our_fingerprint_is_waited_for_under_another_lock() {
+        // These bits cancel each other out in the fingerprint.
+        let other = errno::thread() ^ (1 << 6 | 1 << 16);
+        assert_eq!(owner_word_of(other), owner_word());
+        let outer = AtomicU32::new(0);
+        let _held = lock(&outer).expect("it is free");
+        let word = AtomicU32::new(0);
+        let section = deferral::enter_as(other);
+        word.store(owner_word_of(other), Ordering::Release);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(60));
+                word.store(0, UNLOCK_RELEASE);
+                drop(section);
+            });
+            assert!(lock(&word).is_some());
         });
     }
 

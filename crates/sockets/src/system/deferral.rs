@@ -22,7 +22,9 @@
 //! thread-local storage and no heap.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
+use core::sync::atomic::{
+    AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence,
+};
 
 use crate::process;
 use crate::system::{errno, faults, real, sys};
@@ -60,6 +62,9 @@ static THREADS: [Thread; THREADS_MAX] = [const {
     }
 }; THREADS_MAX];
 
+/// Some thread has no place.
+static HAS_OTHERS: AtomicBool = AtomicBool::new(false);
+
 #[inline]
 fn places(pointer: usize) -> impl Iterator<Item = &'static Thread> {
     // Fibonacci hashing: control blocks lie whole pages apart.
@@ -85,13 +90,18 @@ fn place_of(pointer: usize) -> Option<&'static Thread> {
 
 #[cold]
 fn search(pointer: usize) -> Option<&'static Thread> {
-    places(pointer).find(|thread| {
+    let found = places(pointer).find(|thread| {
         let at = &thread.pointer;
         at.load(Ordering::Relaxed) == pointer
             || at
                 .compare_exchange(0, pointer, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok()
-    })
+    });
+    if found.is_none() {
+        // Relaxed: as the words of a place, see `is_one_inside`.
+        HAS_OTHERS.store(true, Ordering::Relaxed);
+    }
+    found
 }
 
 impl Thread {
@@ -158,6 +168,19 @@ impl Handlers {
 /// no place.
 pub(crate) fn is_outside() -> bool {
     this_thread().is_some_and(|thread| thread.depth() == 0)
+}
+
+/// True when a thread of this process whose number `is_wanted` is in a section. True also when some
+/// thread has no place, because it is unknown whether that one is.
+#[cold]
+pub(crate) fn is_one_inside(is_wanted: impl Fn(usize) -> bool) -> bool {
+    // Relaxed, here and below: the caller has seen what the other thread did in its section, by an
+    // Acquire load.
+    HAS_OTHERS.load(Ordering::Relaxed)
+        || THREADS.iter().any(|thread| {
+            let pointer = thread.pointer.load(Ordering::Relaxed);
+            pointer != 0 && is_wanted(pointer) && thread.depth() > 0
+        })
 }
 
 /// A section in which no handler of the program runs; ends when it is dropped.
