@@ -8,7 +8,12 @@ use crate::role::{Pair, Role, await_events, receive_all, send_all, send_until_re
 use crate::sys;
 
 pub(crate) const CASES: &[Case] = &[
-    Case::pair("recv_is_interrupted_without_sa_restart", recv_plain),
+    Case::pair("recv_is_interrupted_without_sa_restart", |pair| {
+        recv_interrupted(pair, count, 0);
+    }),
+    Case::pair("recv_is_interrupted_by_a_handler_for_one_signal", |pair| {
+        recv_interrupted(pair, count_once, libc::SA_RESETHAND);
+    }),
     Case::pair("recv_goes_on_with_sa_restart", recv_restart),
     Case::pair("timed_recv_is_interrupted_even_with_sa_restart", recv_timed),
     Case::pair("send_is_interrupted_with_what_it_has_sent", send_plain),
@@ -58,7 +63,11 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("handler_that_closes_does_not_deadlock", handler_closes),
     Case::pair(
         "handler_that_jumps_out_of_calls_leaves_them_usable",
-        handler_jumps,
+        |pair| handler_jumps(pair, libc::SA_RESTART),
+    ),
+    Case::pair(
+        "handler_for_one_signal_that_jumps_out_of_calls_leaves_them_usable",
+        |pair| handler_jumps(pair, libc::SA_RESETHAND),
     ),
     Case::roles("handlers_are_told_as_they_were_installed", installed),
     Case::pair("timer_storm_loses_no_byte", storm),
@@ -72,6 +81,12 @@ static ANSWERS_ON: AtomicU32 = AtomicU32::new(u32::MAX);
 pub(crate) extern "C" fn count(_: i32) {
     // Relaxed: a counter that the interrupted thread itself reads.
     CAUGHT.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A handler of System V (`SA_RESETHAND`): it installs itself again.
+extern "C" fn count_once(_: i32) {
+    handle(count_once, libc::SA_RESETHAND);
+    count(0);
 }
 
 extern "C" fn answer(_: i32) {
@@ -158,13 +173,13 @@ fn poll_after_urgent(pair: &Pair) {
     }
 }
 
-fn recv_plain(pair: &Pair) {
+fn recv_interrupted(pair: &Pair, handler: extern "C" fn(i32), flags: i32) {
     if pair.server() {
         pair.step();
         send_all(pair.fd, b"after");
         pair.step();
     } else {
-        handle(count, 0);
+        handle(handler, flags);
         alarm(30, 30);
         pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
         alarm(30, 30);
@@ -618,11 +633,11 @@ extern "C" fn send_for_ever(fd: i32) {
 }
 
 /// Old programs without threads end a call that takes too long by a jump out of the signal handler.
-fn handler_jumps(pair: &Pair) {
+fn handler_jumps(pair: &Pair, flags: i32) {
     const JUMPS: u32 = 3000;
     if pair.server() {
-        handle(jump, libc::SA_RESTART);
         for _ in 0..JUMPS {
+            handle(jump, flags);
             // SAFETY: the jump leaves frames that own nothing.
             unsafe { until_jump(send_for_ever, pair.fd) };
         }

@@ -155,7 +155,7 @@ mod tests {
         extern "C" fn handler(_: c_int) {
             RAN.store(true, Ordering::Relaxed);
         }
-        deferral::stand_before(libc::SIGUSR1, handler);
+        deferral::stand_before(libc::SIGUSR1, handler, 0);
         let lock = Mutex::new();
         let held = lock.lock();
         let (tell, told) = mpsc::channel();

@@ -13,9 +13,11 @@
 //!         ─► unlock ─► leave: restore the mask ─► handler
 //! ```
 //!
+//! The kernel removes a handler for one signal (`SA_RESETHAND`) when it calls it. If that signal is
+//! queued again, the handler is put back first.
+//!
 //! Not deferred: faults (`SIGSEGV` and its kin), which belong to the instruction that caused them
-//! ([`crate::system::faults`]);
-//! handlers that the kernel removes when they run (`SA_RESETHAND`); handlers installed by number.
+//! ([`crate::system::faults`]); handlers installed by number.
 //!
 //! A section never sleeps, except for a lock that another thread holds ([`crate::lock::mutex`]). A
 //! table of fixed size has the state of each thread, found by its thread pointer: there is no
@@ -238,13 +240,14 @@ const FAULTS: [c_int; 6] = [
     libc::SIGSYS,
 ];
 const SIGNAL_MAX: c_int = 64;
-/// For each signal: the program's handler, whether it takes three arguments, and whether calls are
-/// restarted after it.
+/// For each signal: the program's handler, whether it takes three arguments, whether calls are
+/// restarted after it, and whether the kernel removes it when it runs.
 static HANDLERS: [AtomicU64; SIGNAL_MAX as usize + 1] =
     [const { AtomicU64::new(0) }; SIGNAL_MAX as usize + 1];
 const TAKES_INFO: u64 = 1 << 63;
 const RESTARTS: u64 = 1 << 62;
-const MARKS: u64 = TAKES_INFO | RESTARTS;
+const RUNS_ONCE: u64 = 1 << 61;
+const MARKS: u64 = TAKES_INFO | RESTARTS | RUNS_ONCE;
 
 fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
@@ -257,7 +260,7 @@ unsafe extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: 
     if inside.is_some_and(|thread| unsafe { postpone(thread, signal, info, context) }) {
         return;
     }
-    // Acquire pairs with the Release store in `sigaction`: everything that the program prepared for
+    // Acquire pairs with the Release store in `exchange`: everything that the program prepared for
     // its handler is visible.
     let word = HANDLERS[signal as usize].load(Ordering::Acquire);
     let handler = (word & !MARKS) as usize;
@@ -293,7 +296,16 @@ unsafe fn postpone(
     // Blocked first, because a second signal would come here, too, and take this handler's mask for
     // the program's.
     let during = sys::block_signals(!faults);
+    // Acquire pairs with the Release store in `exchange`.
+    let runs_once = HANDLERS[signal as usize].load(Ordering::Acquire) & RUNS_ONCE != 0;
+    if runs_once {
+        // Put back first, because the queued signal would meet the default action.
+        replace(signal, libc::SIG_DFL, address());
+    }
     if !sys::queue_signal_here(signal, info) {
+        if runs_once {
+            replace(signal, address(), libc::SIG_DFL);
+        }
         sys::set_signal_mask(during);
         return false;
     }
@@ -306,6 +318,22 @@ unsafe fn postpone(
     }
     thread.waits.store(1, Ordering::Relaxed);
     true
+}
+
+/// Replaces the handler `from` of a signal with `to`. Its mask and flags stay: the kernel keeps
+/// them, too, when it removes a handler (`get_signal` in kernel/signal.c).
+#[cold]
+fn replace(signal: c_int, from: usize, to: usize) {
+    // SAFETY: zeroes are a valid action, and it is live. Handlers may call `sigaction`.
+    unsafe {
+        let mut action: libc::sigaction = core::mem::zeroed();
+        if real::sigaction(signal, core::ptr::null(), &mut action) == 0
+            && action.sa_sigaction == from
+        {
+            action.sa_sigaction = to;
+            real::sigaction(signal, &action, core::ptr::null_mut());
+        }
+    }
 }
 
 fn address() -> usize {
@@ -334,6 +362,15 @@ pub unsafe fn sigaction(
         // SAFETY: the caller's promise, here and below.
         return unsafe { faults::sigaction(signal, new, old) };
     }
+    // SAFETY: as above.
+    unsafe { exchange(signal, new, old) }
+}
+
+/// `sigaction(2)` of a signal before whose handlers the library puts its own.
+///
+/// # Safety
+/// As for the C function.
+unsafe fn exchange(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
     let place = &HANDLERS[signal as usize];
     // Relaxed: only the word itself is used.
     let before = place.load(Ordering::Relaxed);
@@ -343,7 +380,6 @@ pub unsafe fn sigaction(
         action.sa_sigaction != libc::SIG_DFL
             && action.sa_sigaction != libc::SIG_IGN
             && action.sa_sigaction != address()
-            && action.sa_flags & libc::SA_RESETHAND == 0
     };
     let result = match wanted.filter(is_ours) {
         Some(mut action) => {
@@ -351,7 +387,9 @@ pub unsafe fn sigaction(
                 0 => 0,
                 _ => mark,
             };
-            let marks = mark(libc::SA_SIGINFO, TAKES_INFO) | mark(libc::SA_RESTART, RESTARTS);
+            let marks = mark(libc::SA_SIGINFO, TAKES_INFO)
+                | mark(libc::SA_RESTART, RESTARTS)
+                | mark(libc::SA_RESETHAND, RUNS_ONCE);
             // Release pairs with the Acquire load in `handle`.
             place.store(action.sa_sigaction as u64 | marks, Ordering::Release);
             action.sa_sigaction = address();
@@ -364,15 +402,24 @@ pub unsafe fn sigaction(
             }
             result
         }
-        // SAFETY: as above.
-        None => unsafe { real::sigaction(signal, new, old) },
+        None => {
+            // SAFETY: as above.
+            let result = unsafe { real::sigaction(signal, new, old) };
+            if wanted.is_some() && result == 0 {
+                // The handler stays, for a thread that is about to call it. Relaxed: a mark.
+                place.fetch_and(!RUNS_ONCE, Ordering::Relaxed);
+            }
+            result
+        }
     };
     // SAFETY: `old` is null or writable.
-    if let Some(old) = unsafe { old.as_mut() }.filter(|_| result == 0)
-        && old.sa_sigaction == address()
-    {
-        old.sa_sigaction = (before & !MARKS) as usize;
-        if before & TAKES_INFO == 0 {
+    if let Some(old) = unsafe { old.as_mut() }.filter(|_| result == 0) {
+        let is_installed = old.sa_sigaction == address();
+        if is_installed {
+            old.sa_sigaction = (before & !MARKS) as usize;
+        }
+        // A handler that has run its one time leaves its flags.
+        if (is_installed || before & RUNS_ONCE != 0) && before & TAKES_INFO == 0 {
             old.sa_flags &= !libc::SA_SIGINFO;
         }
     }
@@ -435,15 +482,53 @@ pub unsafe fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
 
 /// Installs `handler` in a test's process as a program would, with the library in front.
 #[cfg(test)]
-pub(crate) fn stand_before(signal: c_int, handler: extern "C" fn(c_int)) {
-    // Release pairs with the Acquire load in `handle`.
-    HANDLERS[signal as usize].store(handler as usize as u64, Ordering::Release);
+pub(crate) fn stand_before(signal: c_int, handler: extern "C" fn(c_int), flags: c_int) {
     // SAFETY: zeroes are a valid action, and it is live.
     let result = unsafe {
         let mut action: libc::sigaction = core::mem::zeroed();
-        action.sa_sigaction = address();
-        action.sa_flags = libc::SA_SIGINFO;
-        libc::sigaction(signal, &action, core::ptr::null_mut())
+        action.sa_sigaction = handler as usize;
+        action.sa_flags = flags;
+        exchange(signal, &action, core::ptr::null_mut())
     };
     assert_eq!(result, 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The handler of a signal that the kernel knows, and its flags as a program is told them.
+    fn told(signal: c_int) -> (usize, c_int) {
+        /// Set by libc for itself.
+        const SA_RESTORER: c_int = 0x0400_0000;
+        // SAFETY: zeroes are a valid action, and it is live.
+        unsafe {
+            let mut action: libc::sigaction = core::mem::zeroed();
+            assert_eq!(exchange(signal, core::ptr::null(), &mut action), 0);
+            (action.sa_sigaction, action.sa_flags & !SA_RESTORER)
+        }
+    }
+
+    #[test]
+    fn a_handler_for_one_signal_runs_once_at_the_end_of_the_section() {
+        const SIGNAL: c_int = libc::SIGUSR2;
+        static RUNS: AtomicU32 = AtomicU32::new(0);
+        extern "C" fn handler(_: c_int) {
+            RUNS.fetch_add(1, Ordering::Relaxed);
+        }
+        let runs = || RUNS.load(Ordering::Relaxed);
+        stand_before(SIGNAL, handler, libc::SA_RESETHAND);
+        let installed = (handler as *const () as usize, libc::SA_RESETHAND);
+        assert_eq!(told(SIGNAL), installed);
+        let before = handlers();
+        let section = enter();
+        // SAFETY: no pointers.
+        unsafe { libc::raise(SIGNAL) };
+        assert_eq!(runs(), 0);
+        assert_eq!(told(SIGNAL), installed);
+        drop(section);
+        assert_eq!(runs(), 1);
+        assert!(before.end_a_transfer() && before.end_a_wait());
+        assert_eq!(told(SIGNAL), (libc::SIG_DFL, libc::SA_RESETHAND));
+    }
 }
