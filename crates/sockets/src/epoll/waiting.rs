@@ -572,11 +572,14 @@ fn sleep(
     let mut end = || {
         watch.end();
         epoll.end_sleep(counted);
+    };
+    let undo = || {
+        end();
         if let Some(claim) = &doorbells {
-            claim.release();
+            claim.release_for_ended();
         }
     };
-    let result = cancellation::sleeping(&mut end, || match (watches, instance.is_open()) {
+    let result = cancellation::sleeping(undo, || match (watches, instance.is_open()) {
         (Err(OutOfMemory), _) => {
             errno::set(libc::ENOMEM);
             -1
@@ -592,6 +595,7 @@ fn sleep(
     });
     end();
     let cause = doorbells.as_ref().map(Claim::cause);
+    drop(doorbells);
     let pair_sleep = match (cause, result, longest) {
         (Some(Cause::Doorbell), ..) => PairSleep::Rung,
         (Some(Cause::Instance), 0, _) => PairSleep::PassedOver,

@@ -158,8 +158,9 @@ pub(crate) fn forked() {
     IN_VAIN.store(0, Ordering::Relaxed);
 }
 
-/// The doorbells of this process, claimed by a thread that is about to sleep. The thread releases
-/// them after its sleep, even if it is cancelled there.
+/// The doorbells of this process, claimed by a thread that is about to sleep. They are released
+/// when this is dropped after the sleep. A thread that is cancelled in its sleep drops nothing, and
+/// releases them by [`Claim::release_for_ended`].
 pub(crate) struct Claim {
     instance: i32,
     cause: Cell<Cause>,
@@ -193,7 +194,6 @@ pub(crate) fn claim(number: Option<u32>) -> Option<Claim> {
     // A child that shares our memory, or has a copy that it got past the library, has its parent's
     // instance.
     if process::borrowed_memory() || INSTANCE.load(Ordering::Relaxed) != instance {
-        claim.release();
         return None;
     }
     SLEEPS_ON.store(number.map_or(0, |number| number + 1), Ordering::Relaxed);
@@ -214,12 +214,7 @@ pub(crate) fn taken_with(claim: Option<&Claim>) -> Doorbell {
 /// The claim, if it `is_used` by this sleep; otherwise the doorbells are free for other threads.
 #[inline]
 pub(crate) fn kept_if(claim: Option<Claim>, is_used: bool) -> Option<Claim> {
-    let claim = claim?;
-    if is_used {
-        return Some(claim);
-    }
-    claim.release();
-    None
+    claim.filter(|_| is_used)
 }
 
 /// The longest sleep on the doorbells of pairs. After that, the call sleeps on its carriers: should
@@ -318,7 +313,6 @@ impl Claim {
         if give_up(self.instance) {
             descriptors::close_own(self.instance);
         }
-        self.release();
         None
     }
 
@@ -330,15 +324,27 @@ impl Claim {
         (left > 0).then(|| LeftBehind(left - 1))
     }
 
-    /// The sleep is over.
+    /// Releases them for a thread that ends in its sleep: this claim is never dropped.
+    #[cold]
+    pub(crate) fn release_for_ended(&self) {
+        self.release();
+    }
+
     #[inline]
-    pub(crate) fn release(&self) {
+    fn release(&self) {
         SLEEPS_ON.store(0, Ordering::Relaxed);
         if LEFT_BEHIND.load(Ordering::Relaxed) != 0 {
             drop(self.left_behind());
         }
         // Release pairs with the Acquire in `claim`.
         IS_CLAIMED.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for Claim {
+    #[inline]
+    fn drop(&mut self) {
+        self.release();
     }
 }
 
@@ -427,8 +433,9 @@ pub(crate) mod tests {
         }
         assert!(!pollable(&held));
 
-        held.release();
+        drop(held);
 
+        assert!(kept_if(claim(Some(NUMBER)), false).is_none());
         let mut held = claim(Some(NUMBER));
         for _ in 0..VAIN_MAX {
             held = held.expect("one time in a row less").after_vain();

@@ -557,7 +557,9 @@ fn sleep(
         unsafe {
             disarm_all(&mut *place);
             watch.end();
-            claim.as_ref().inspect(|claim| claim.release());
+            if let Some(claim) = doorbells {
+                claim.release_for_ended();
+            }
             place.drop_in_place();
         }
     };
@@ -586,7 +588,7 @@ fn sleep(
         pair_sleep = PairSleep::None;
     }
     watch.end();
-    claim.as_ref().inspect(|claim| claim.release());
+    drop(claim);
     if is_express {
         express::look_after();
     }

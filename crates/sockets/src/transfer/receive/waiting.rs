@@ -250,7 +250,9 @@ fn sleep_armed(
         let undo = || {
             local.attachment.sleepers.end_reading();
             arming::disarm(connection, end);
-            claim.as_ref().inspect(|claim| claim.release());
+            if let Some(claim) = &claim {
+                claim.release_for_ended();
+            }
             // The caller's guard.
             local.attachment.leave_for_ended();
         };
@@ -263,7 +265,7 @@ fn sleep_armed(
     };
     local.attachment.sleepers.end_reading();
     let is_rung = arming::disarm(connection, end);
-    claim.as_ref().inspect(|claim| claim.release());
+    drop(claim);
     local.spin.slept(sys::now_ns() - start);
     (slept, is_rung)
 }
