@@ -5,8 +5,8 @@ use core::ffi::{c_char, c_int, c_void};
 use toehold_sockets::system::real;
 use toehold_sockets::{
     after_fork_in_child, after_fork_in_parent, api, before_exec, before_exec_with_kept_bytes,
-    before_spawn, ending, exec_failed, holds_connections, is_confined, send_liveness_settings,
-    share_sockets,
+    before_spawn, begin_vfork, end_vfork, ending, exec_failed, holds_connections, is_confined,
+    send_liveness_settings, share_sockets,
 };
 
 use crate::confinement::before_namespaces;
@@ -80,8 +80,13 @@ pub(crate) unsafe extern "C" fn clone(
         function(argument)
     }
     if flags & libc::CLONE_VM != 0 {
+        let is_noted = flags & libc::CLONE_VFORK != 0 && begin_vfork();
         // SAFETY: passed on with the caller's promises, here and below.
-        return unsafe { real::clone(function, stack, flags, argument, parent, tls, child) };
+        let result = unsafe { real::clone(function, stack, flags, argument, parent, tls, child) };
+        if is_noted {
+            end_vfork();
+        }
+        return result;
     }
     before_namespaces(flags);
     let mut beginning = Beginning(function, argument);

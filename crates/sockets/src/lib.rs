@@ -51,9 +51,9 @@ pub use offload::liveness::send_liveness_settings;
 pub use offload::routing::{want_offload, want_offload_by_rule};
 pub use pairing::set_calls_before_pairing;
 pub use process::confinement::{
-    before_exec_with_kept_bytes, confine, has_filters, is_allowed, is_confined, is_traced,
-    leave_connecting_to_kernel, leave_to_namespaces, leave_to_own_descriptors,
-    leave_without_descriptors, may_confine,
+    before_exec_with_kept_bytes, begin_vfork, confine, end_vfork, has_filters, is_allowed,
+    is_confined, is_traced, leave_connecting_to_kernel, leave_to_namespaces,
+    leave_to_own_descriptors, leave_without_descriptors, may_confine,
 };
 pub use process::handover::{
     Departure, before_exec, before_spawn, before_vfork, exec_failed, holds_connections,

@@ -36,6 +36,10 @@ pub(crate) const CASES: &[Case] = &[
         "confined_program_closes_unread_bytes_in_a_range",
         closes_a_range,
     ),
+    Case::pair(
+        "vfork_child_of_a_confined_program_leaves_unread_bytes_to_its_parent",
+        guest_closes,
+    ),
     Case::roles(
         "program_that_begins_confined_serves_itself",
         begins_confined,
@@ -387,6 +391,39 @@ fn closes_a_range(pair: &Pair) {
         // SAFETY: plain system call.
         pair.say("close", sys::ret(unsafe { libc::close_range(fd, fd, 0) }));
         pair.say("closed", sys::recv(pair.fd, &mut [0; 10], 0));
+        pair.step();
+    }
+    sys::exit_now(0);
+}
+
+/// A child that shares the program's memory closes its own numbers. The filter forbids it to ask
+/// who it is.
+fn guest_closes(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"never lost");
+        pair.step();
+    } else {
+        pair.arrived(pair.fd, 10);
+        let calls = [ALLOWED, &[libc::SYS_vfork, libc::SYS_wait4]].concat();
+        let (allow, kill) = (libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_KILL_PROCESS);
+        set_filter(by_prctl, &calls, allow, kill);
+        // SAFETY: the child makes plain system calls, and ends by _exit.
+        #[expect(deprecated, reason = "what is tested is vfork itself")]
+        let child = unsafe {
+            let child = libc::vfork();
+            if child == 0 {
+                libc::close(pair.fd);
+                libc::close_range(3, 500, 0);
+                libc::_exit(0);
+            }
+            child
+        };
+        pair.say("child", sys::wait_for(child));
+        let mut bytes = [0; 10];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("bytes", shown(&bytes));
+        pair.say("close", sys::close(pair.fd));
+        pair.say("closed", sys::recv(pair.fd, &mut bytes, 0));
         pair.step();
     }
     sys::exit_now(0);

@@ -8,7 +8,7 @@
 //! It leaves in the same way before a program gets children in another pid namespace, and when it
 //! cannot see the program's requests to the kernel ([`crate::uring`]).
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use libc::iovec;
 use toehold_channel::table::{EntryState, Mode, Reason};
@@ -204,11 +204,51 @@ pub(crate) fn leave_process(reason: Reason) -> bool {
     true
 }
 
+/// The most threads whose `vfork` is noted at a time.
+const IN_VFORK_MAX: usize = 16;
+
+/// Threads that wait in `vfork` for a child, by their numbers ([`errno::thread`]); 0: free. The
+/// child has its parent's number and memory until it executes a program or ends. Relaxed
+/// everywhere: a thread and its child look for their own number only, and never at the same time.
+static IN_VFORK: [AtomicUsize; IN_VFORK_MAX] = [const { AtomicUsize::new(0) }; IN_VFORK_MAX];
+
+/// This thread is about to call `vfork`. True when that is noted, because a filter may forbid the
+/// child to ask for its process number. Then [`end_vfork`] follows in the parent.
+#[must_use]
+pub fn begin_vfork() -> bool {
+    let me = errno::thread();
+    let note = |place: &AtomicUsize| {
+        (place.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed)).is_ok()
+    };
+    is_confined() && kept_bytes::has_any() && IN_VFORK.iter().any(note)
+}
+
+/// The `vfork` of this thread has returned in the parent, or has failed. (A child may have called
+/// `vfork`, too: so one note is taken back.)
+pub fn end_vfork() {
+    let me = errno::thread();
+    let mut noted = IN_VFORK.iter();
+    if let Some(place) = noted.find(|place| place.load(Ordering::Relaxed) == me) {
+        place.store(0, Ordering::Relaxed);
+    }
+}
+
+/// This confined process is a forked child: threads that wait in `vfork` exist only in the parent.
+pub(crate) fn forked() {
+    for place in &IN_VFORK {
+        place.store(0, Ordering::Relaxed);
+    }
+}
+
 /// True in a `vfork` child of a process that the library has left: kept bytes belong to the parent
-/// ([`process::borrowed_memory`]). Under a filter the question may be forbidden, so the answer is
-/// false there.
+/// ([`process::borrowed_memory`]).
 pub(crate) fn is_guest() -> bool {
-    !is_confined() && !process::is_started() && sys::getpid() != process::pid()
+    if is_confined() {
+        let me = errno::thread();
+        let is_noted = |place: &AtomicUsize| place.load(Ordering::Relaxed) == me;
+        return IN_VFORK.iter().any(is_noted);
+    }
+    !process::is_started() && sys::getpid() != process::pid()
 }
 
 /// The program is about to execute another one, which will not find the kept bytes of descriptors

@@ -82,8 +82,11 @@ pub fn after_fork_in_parent(result: i64) {
 /// bitmaps belong to the parent.
 pub extern "C" fn after_fork_in_child() {
     if !process::is_started() {
-        if kept_bytes::has_any() && !confinement::is_confined() {
-            process::forked();
+        if kept_bytes::has_any() {
+            match confinement::is_confined() {
+                true => confinement::forked(),
+                false => process::forked(),
+            }
         }
         return;
     }

@@ -52,6 +52,7 @@ pub fn find_all() {
     for slot in slots::ALL {
         slot.find();
     }
+    VFORK.find();
     errno::find();
     // Relaxed: there is one thread.
     PADS_LENGTHS.store(has_libc() && !is_glibc(), Ordering::Relaxed);
@@ -275,6 +276,14 @@ macro_rules! real {
         }
         )*
     };
+}
+
+/// `vfork(2)`. It returns twice, so no function of Rust may call it.
+static VFORK: Slot = Slot::new("vfork\0");
+
+/// The address of libc's `vfork`, for a jump there; null without libc.
+pub fn address_of_vfork() -> *mut c_void {
+    VFORK.get().unwrap_or(core::ptr::null_mut())
 }
 
 /// The processor that this thread runs on, if libc can tell.
