@@ -4,12 +4,12 @@ use std::ffi::{CString, c_char, c_int};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::Case;
 use crate::role::{
     Pair, ask_harness, await_events, drain, is_upgraded_where_expected, receive_all, sample,
     send_all, send_until_refused, shown,
 };
 use crate::sys::{self, Fd};
+use crate::{Case, interrupts};
 
 pub(crate) const CASES: &[Case] = &[
     Case::pair("connection_survives_an_exec", exec_keeps),
@@ -22,6 +22,10 @@ pub(crate) const CASES: &[Case] = &[
     ),
     Case::pair("duplicates_survive_an_exec", duplicates),
     Case::pair("exec_that_fails_changes_nothing", failing),
+    Case::pair(
+        "signal_behind_an_exec_that_fails_is_handled",
+        signal_after_failing,
+    ),
     Case::pair("executed_program_goes_on_for_long", for_long),
     Case::pair(
         "program_without_the_library_sees_no_gap",
@@ -361,6 +365,31 @@ fn failing(pair: &Pair) {
         send_all(pair.fd, b"still here");
         pair.say("close", sys::close(pair.fd));
     }
+}
+
+/// The connection was handed over, and comes back.
+fn signal_after_failing(pair: &Pair) {
+    /// The kernel takes no argument of more bytes (execve(2)).
+    const ARGUMENT_BYTES_MAX: usize = 32 * 4096;
+    if !pair.server() {
+        keep_open(pair.fd);
+        interrupts::handle_signal(libc::SIGUSR1, interrupts::count, 0);
+        let program = std::env::current_exe().expect("a running program has a path");
+        let error = Command::new(program)
+            .args(["executed", &"x".repeat(ARGUMENT_BYTES_MAX)])
+            .exec();
+        let number = error.raw_os_error().unwrap_or(0);
+        pair.say("exec", sys::errno_name(number));
+        // SAFETY: no pointers.
+        unsafe { libc::raise(libc::SIGUSR1) };
+        pair.say("caught", interrupts::caught());
+        send_all(pair.fd, b"still here");
+    } else {
+        let mut bytes = [0; 10];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("received", shown(&bytes));
+    }
+    pair.step();
 }
 
 const LONG_BYTES: usize = 4_000_000;

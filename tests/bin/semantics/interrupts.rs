@@ -96,7 +96,7 @@ extern "C" fn answer(_: i32) {
     let _ = sys::send(fd, b"signal!!", libc::MSG_NOSIGNAL);
 }
 
-fn caught() -> u32 {
+pub(crate) fn caught() -> u32 {
     CAUGHT.load(Ordering::Relaxed)
 }
 

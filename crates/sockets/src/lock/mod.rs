@@ -27,7 +27,7 @@
 
 pub(crate) mod mutex;
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use toehold_channel::sync::AtomicU32;
 
@@ -64,6 +64,27 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.word.store(0, UNLOCK_RELEASE);
     }
+}
+
+/// The thread that has kept locks ([`Held::keep`]); 0 for none. Relaxed everywhere: a thread looks
+/// for itself.
+static KEPT_BY: AtomicUsize = AtomicUsize::new(0);
+
+impl Held<'_> {
+    /// Leaves the lock taken, for the program that this process is about to execute
+    /// ([`crate::process::handover`]). The section ends, so signal handlers run; their calls that
+    /// need the lock fail after a short time.
+    pub(crate) fn keep(mut self) {
+        KEPT_BY.store(errno::thread(), Ordering::Relaxed);
+        let section = self._section.take();
+        core::mem::forget(self);
+        drop(section);
+    }
+}
+
+/// The program was not executed, and the kept locks are open again.
+pub(crate) fn keeps_none() {
+    KEPT_BY.store(0, Ordering::Relaxed);
 }
 
 /// Takes `word` if it is free.
@@ -164,8 +185,9 @@ pub(crate) fn wait_for(word: &AtomicU32, wait_ns_max: u64) -> Option<Waited<'_>>
 fn is_by_this_thread() -> bool {
     let me = errno::thread();
     let has_our_fingerprint = |thread| owner_word_of(thread) == owner_word_of(me);
-    !deferral::is_outside()
-        && !deferral::is_one_inside(|thread| thread != me && has_our_fingerprint(thread))
+    KEPT_BY.load(Ordering::Relaxed) == me
+        || !deferral::is_outside()
+            && !deferral::is_one_inside(|thread| thread != me && has_our_fingerprint(thread))
 }
 
 /// True when a lock's word names another process as its owner, alive or dead.
@@ -434,6 +456,19 @@ mod tests {
         let word = AtomicU32::new(0);
         let _held = lock(&word).expect("it is free");
         assert!(wait_for(&word, WAIT_NS_MAX).is_none());
+    }
+
+    #[test]
+    fn a_kept_lock_stays_taken_and_its_section_ends() {
+        outside(&|| {
+            let word = AtomicU32::new(0);
+            lock(&word).expect("it is free").keep();
+            assert!(deferral::is_outside());
+            assert!(wait_for(&word, WAIT_NS_MAX).is_none());
+            word.store(0, UNLOCK_RELEASE);
+            keeps_none();
+            assert!(try_lock(&word).is_some());
+        });
     }
 
     /// The owner lives, so it may be in the middle of a copy.

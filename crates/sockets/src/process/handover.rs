@@ -18,6 +18,8 @@
 //!
 //! If no other member of the family holds the connection, its locks stay taken during the exec. So
 //! no thread of this process can be in the middle of a change to the state that is handed over.
+//! Signal handlers run as before: the new program must not begin with signals blocked, and after an
+//! exec that fails this program goes on.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
@@ -35,7 +37,7 @@ use crate::connection::{self, Connection};
 use crate::direction::{switching, takeover};
 use crate::epoll::membership;
 use crate::express;
-use crate::lock::UNLOCK_RELEASE;
+use crate::lock::{self, UNLOCK_RELEASE};
 use crate::memory::{pairs, slabs};
 use crate::offload::awaiting;
 use crate::process::descriptors::{self, Kind, Recipient};
@@ -366,6 +368,7 @@ pub fn exec_failed(departure: Departure) {
                 }
             }
         }
+        lock::keeps_none();
         if departure.borrowed {
             let place = table::table().and_then(|table| holders::join(&table, sys::getpid()));
             each_handed_on(&handover, |entry| {
@@ -608,7 +611,8 @@ fn hand_on(
         let rx = takeover::lock_receiving(connection);
         let tx = takeover::lock_sending(connection);
         if let (Some(rx), Some(tx)) = (rx, tx) {
-            core::mem::forget((rx, tx));
+            rx.keep();
+            tx.keep();
             record.flags |= LOCKED;
         } else {
             close_all([record.slab_fd, record.pair_fd]);

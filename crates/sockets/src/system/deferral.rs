@@ -189,6 +189,13 @@ pub(crate) fn is_one_inside(is_wanted: impl Fn(usize) -> bool) -> bool {
 #[derive(Debug)]
 pub(crate) struct Section(Option<&'static Thread>);
 
+impl Section {
+    /// Moves the section out of its guard, which then ends no section.
+    pub(crate) fn take(&mut self) -> Section {
+        Section(self.0.take())
+    }
+}
+
 /// Begins a section.
 #[inline]
 pub(crate) fn enter() -> Section {
