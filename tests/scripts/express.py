@@ -527,7 +527,18 @@ def shut():
         play(serve, ask)
 
 
-def workers(end):
+# Options that a client sets before it knows that nobody has accepted its connection.
+LATE = {
+    "SO_RCVTIMEO": (socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 7, 500000)),
+    "SO_SNDTIMEO": (socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 9, 0)),
+    "SO_RCVLOWAT": (socket.SOL_SOCKET, socket.SO_RCVLOWAT, struct.pack("i", 3)),
+    "TCP_CORK": (socket.IPPROTO_TCP, socket.TCP_CORK, struct.pack("i", 1)),
+    "TCP_NOTSENT_LOWAT": (socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, struct.pack("i", 70000)),
+    "IP_TTL": (socket.IPPROTO_IP, socket.IP_TTL, struct.pack("i", 33)),
+}
+
+
+def workers(end, options=()):
     def run():
         server = Server()
         first, second = Steps(), Steps()
@@ -563,6 +574,8 @@ def workers(end):
         warm(server.port)
         first.hear()
         one = connect(server.port)
+        for name in options:
+            one.setsockopt(*LATE[name])
         one.sendall(b"hello")
         if end == "dies":
             os.kill(children[0], signal.SIGKILL)
@@ -571,6 +584,9 @@ def workers(end):
             first.hear()
         second.tell()
         say("client read", read_all(one, 5))
+        for name in options:
+            level, number, value = LATE[name]
+            say(name, one.getsockopt(level, number, len(value)) == value)
         one.close()
         warm(server.port)
         os.kill(children[0], signal.SIGKILL)
@@ -1584,6 +1600,7 @@ SCENARIOS = {
     "shut": shut,
     "worker_closes": workers("closes"),
     "worker_dies": workers("dies"),
+    "worker_dies_late": workers("dies", LATE),
     "worker_leaves": workers("leaves"),
     "elsewhere": elsewhere,
     "group": group,

@@ -57,6 +57,7 @@ scenarios! {
     shut: a_listener_that_is_shut_down_refuses,
     worker_closes: what_a_worker_has_not_accepted_is_another_workers,
     worker_dies: what_a_dead_worker_had_not_accepted_is_another_workers,
+    worker_dies_late: a_connection_that_goes_back_keeps_the_options_that_were_set,
     worker_leaves: a_worker_that_waits_for_no_connections_gets_none,
     elsewhere: a_listener_that_is_waited_for_in_two_ways_is_the_kernels,
     group: a_listener_of_a_group_has_what_another_had,

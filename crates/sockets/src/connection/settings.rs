@@ -57,6 +57,24 @@ pub(crate) fn restore_carrier(connection: &Connection) {
     }
 }
 
+/// Another socket takes the carrier's place: it gets what the program has set meanwhile.
+pub(crate) fn copy_kept(connection: &Connection, socket: i32) {
+    let options = connection.entry.tx_options.load(Ordering::Relaxed);
+    for (name, bit) in [
+        (libc::TCP_NODELAY, USER_NODELAY),
+        (libc::TCP_CORK, USER_CORK),
+    ] {
+        if options & bit != 0 {
+            sys::setsockopt_int(socket, libc::IPPROTO_TCP, name, 1);
+        }
+    }
+    let bytes = connection.entry.rx_low_water.load(Ordering::Relaxed);
+    if bytes > 1 {
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+        sys::setsockopt_int(socket, level, name, bytes as i32);
+    }
+}
+
 /// `TCP_INQ`: a control message with what is left to be read (include/uapi/linux/tcp.h).
 const TCP_INQ: i32 = 36;
 /// Options with which the kernel does to bytes, or tells of them, what rings do not: all of them

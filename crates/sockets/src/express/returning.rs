@@ -24,17 +24,23 @@ const REGISTRATIONS_MAX: usize = 8;
 /// The most descriptors that move to the new socket.
 const NUMBERS_MAX: usize = 8;
 
-/// Options that are copied to the new socket, because the program may have set them.
-const OPTIONS: [(i32, i32); 8] = [
+/// Options that are copied to the new socket, because the program may have set them: ints, and
+/// times. (`SO_RCVLOWAT` and those of Nagle's algorithm are kept beside the carrier.)
+const INTS: [(i32, i32); 12] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
     (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
     (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
     (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+    (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
     (libc::SOL_SOCKET, libc::SO_PRIORITY),
-    (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+    (libc::SOL_SOCKET, libc::SO_MARK),
     (libc::IPPROTO_IP, libc::IP_TOS),
+    (libc::IPPROTO_IP, libc::IP_TTL),
+    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+    (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
 ];
+const TIMES: [i32; 2] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO];
 
 /// Brings the connection back to the kernel. False when that fails: then the connection is reset.
 /// No lock of the connection is held.
@@ -129,18 +135,23 @@ fn take_along(connection: &Connection, socket: i32) {
     if entry.flags.load(Ordering::Relaxed) & FLAG_NONBLOCK == 0 {
         sys::fcntl(socket, libc::F_SETFL, libc::O_RDWR as usize);
     }
-    let options = entry.tx_options.load(Ordering::Relaxed);
-    if options & settings::USER_NODELAY != 0 {
-        sys::setsockopt_int(socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
-    }
+    settings::copy_kept(connection, socket);
     if !connection.local.express.has_options() {
         return;
     }
-    for (level, name) in OPTIONS {
+    for (level, name) in INTS {
         let value = |fd| sys::getsockopt::<i32>(fd, level, name).ok();
         if let Some(value) = value(connection.fd).filter(|_| value(connection.fd) != value(socket))
         {
             sys::setsockopt_int(socket, level, name, value);
+        }
+    }
+    for name in TIMES {
+        let time = sys::getsockopt::<[i64; 2]>(connection.fd, libc::SOL_SOCKET, name);
+        if let Ok(time) = time
+            && time != [0; 2]
+        {
+            sys::setsockopt_time(socket, name, time);
         }
     }
     let linger = sys::getsockopt::<[i32; 2]>(connection.fd, libc::SOL_SOCKET, libc::SO_LINGER);

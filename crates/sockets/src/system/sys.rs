@@ -217,6 +217,13 @@ pub(crate) fn setsockopt_int(fd: i32, level: i32, name: i32, value: i32) -> isiz
     unsafe { call!(SYS_setsockopt, fd, level, name, &value as *const i32, 4) }
 }
 
+/// Sets a time-out of a socket, in seconds and microseconds.
+pub(crate) fn setsockopt_time(fd: i32, name: i32, time: [i64; 2]) -> isize {
+    let (level, len) = (libc::SOL_SOCKET, size_of::<[i64; 2]>());
+    // SAFETY: two readable words, which are a `timeval`.
+    unsafe { call!(SYS_setsockopt, fd, level, name, time.as_ptr(), len) }
+}
+
 /// Sets `SO_LINGER`: whether, and for how many seconds.
 pub(crate) fn set_linger(fd: i32, linger: [i32; 2]) -> isize {
     let (level, name) = (libc::SOL_SOCKET, libc::SO_LINGER);
