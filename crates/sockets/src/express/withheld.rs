@@ -9,6 +9,8 @@ use toehold_channel::table::{FLAG_ATTACHED, FLAG_CONNECTING, FLAG_PINNED, FLAG_R
 use super::{turns, unread_watch};
 use crate::connection::Connection;
 use crate::epoll::membership;
+use crate::lock;
+use crate::process::descriptors;
 use crate::waiting::seen_waits;
 
 /// Gives a connection on a used carrier its channel back.
@@ -23,23 +25,43 @@ pub(super) fn begin_again(connection: &Connection) {
 }
 
 /// Gives a withheld channel back, if another process that shares the connection has taken the
-/// engine's answer. True when it was given back. A channel that the adapter offers after the
-/// connection has left its first one is not withheld: it is attached like any other.
+/// engine's answer. True when the channel was withheld, or may be: where another thread has the
+/// receive lock, the next call looks again. A channel that the adapter offers after the connection
+/// has left its first one is not withheld: it is attached like any other.
 #[cold]
 pub(crate) fn gives_back(connection: &Connection) -> bool {
-    const NOT_NOW: u32 = FLAG_CONNECTING | FLAG_REFUSED | FLAG_PINNED;
-    let (entry, local) = (connection.entry, connection.local);
-    let flags = entry.flags.load(Ordering::Relaxed);
-    let region = local.offered.load(Ordering::Relaxed);
-    let is_withheld = local.express.is_carrier()
-        && !region.is_null()
-        && !local.attachment.has_region()
-        && flags & (NOT_NOW | FLAG_ATTACHED) == FLAG_ATTACHED;
-    if is_withheld {
-        local.attachment.put(region);
-        begin_again(connection);
+    if !is_withheld(connection) {
+        return false;
     }
-    is_withheld
+    {
+        // A connection that leaves its channel looks like this for a moment, while the region
+        // becomes empty memory. `leaving::frees` has this lock then.
+        let Some(_held) = lock::try_lock(&connection.entry.rx_lock) else {
+            return true;
+        };
+        if !is_withheld(connection) {
+            return false;
+        }
+        let (named, local) = ((connection.index, connection.generation), connection.local);
+        if descriptors::connection_at(connection.fd) != Some(named) {
+            // Another thread closes the number.
+            return true;
+        }
+        let region = local.offered.load(Ordering::Relaxed);
+        local.attachment.put(region);
+    }
+    begin_again(connection);
+    true
+}
+
+fn is_withheld(connection: &Connection) -> bool {
+    const NOT_NOW: u32 = FLAG_CONNECTING | FLAG_REFUSED | FLAG_PINNED;
+    let local = connection.local;
+    let flags = connection.entry.flags.load(Ordering::Relaxed);
+    local.express.is_carrier()
+        && !local.offered.load(Ordering::Relaxed).is_null()
+        && !local.attachment.has_region()
+        && flags & (NOT_NOW | FLAG_ATTACHED) == FLAG_ATTACHED
 }
 
 #[cfg(test)]
@@ -48,6 +70,26 @@ mod tests {
     use toehold_channel::memfd;
 
     use super::*;
+
+    #[test]
+    fn channel_that_another_thread_frees_is_not_given_back() {
+        let connection = Connection::of_a_test(-1);
+        let (entry, local) = (connection.entry, connection.local);
+        local.express.made_ns.store(1, Ordering::Relaxed);
+        entry.flags.store(FLAG_ATTACHED, Ordering::Relaxed);
+        let region = memfd::map_private(REGION_BYTES).expect("memory");
+        local.offered.store(region.as_ptr(), Ordering::Relaxed);
+        // As `leaving::frees`, which then forgets the offer.
+        let held = lock::try_lock(&entry.rx_lock);
+        assert!(gives_back(&connection));
+        assert!(!local.attachment.has_region());
+        local
+            .offered
+            .store(core::ptr::null_mut(), Ordering::Relaxed);
+        drop(held);
+        assert!(!gives_back(&connection));
+        assert!(!local.attachment.has_region());
+    }
 
     #[test]
     fn second_channel_of_a_carrier_is_not_withheld() {
