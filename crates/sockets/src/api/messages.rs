@@ -11,7 +11,7 @@ use crate::api::opening::{may_look, open_by_message};
 use crate::api::readiness::limit_of;
 use crate::connection::carrier::{Carrier, WaitsFor};
 use crate::connection::{self, Connection};
-use crate::connection::{options, pending_errors, unix};
+use crate::connection::{options, pending_errors, settings, unix};
 use crate::direction::switching;
 use crate::offload::addresses;
 use crate::process::descriptors::{self, FRESH_CUSTOMIZED};
@@ -21,6 +21,7 @@ use crate::system::{errno, faults, sys};
 use crate::transfer::buffers::{self, parts};
 use crate::transfer::control_messages::{self, Control, Sent};
 use crate::transfer::kernel_call::by_kernel;
+use crate::transfer::peek;
 use crate::transfer::receive::receive_message;
 use crate::transfer::send::transmit_message;
 
@@ -88,6 +89,10 @@ unsafe fn recvmsg_on(
             if let Err(error) = told {
                 return errno::result(Err(error));
             }
+        }
+        if settings::tells_what_is_left(c) {
+            let left = errno::keep(|| peek::left(c));
+            unsafe { control.add(libc::IPPROTO_TCP, settings::TCP_INQ, left) };
         }
         header.msg_controllen = control.filled;
         header.msg_flags = control.flags | flags & libc::MSG_CMSG_CLOEXEC;

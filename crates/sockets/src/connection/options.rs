@@ -20,7 +20,9 @@ use crate::transfer::{peek, peek_offset};
 /// The program sets an option (`value` is there if it is an int). True when the kernel must not see
 /// the call. An option that rings cannot express first brings the connection back to its carrier.
 pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<i32>) -> bool {
-    if let (Some(value), Some(bit)) = (value, settings::bit_of(connection, level, name)) {
+    if let (Some(value), Some(bit)) = (value, settings::bit_of(connection, level, name))
+        && settings::is_valid(name, value)
+    {
         let options = &connection.entry.tx_options;
         if value != 0 {
             options.fetch_or(bit, Ordering::Relaxed);

@@ -13,24 +13,36 @@ use crate::transfer::peek_offset;
 pub(crate) const USER_NODELAY: u32 = 1;
 /// The program set `TCP_CORK`.
 const USER_CORK: u32 = 2;
+/// The program set `TCP_INQ`.
+const USER_INQ: u32 = 4;
+
+/// `TCP_INQ`: a control message with what is left to be read (include/uapi/linux/tcp.h).
+pub(crate) const TCP_INQ: i32 = 36;
+
+/// TCP's options that the library keeps for the program: the name, the bit in `tx_options`, and the
+/// value that the carrier has meanwhile.
+const KEPT: [(i32, u32, i32); 3] = [
+    (libc::TCP_CORK, USER_CORK, 0),
+    (libc::TCP_NODELAY, USER_NODELAY, 1),
+    (TCP_INQ, USER_INQ, 0),
+];
 
 /// Before a carrier serves as doorbell: nothing may hold a single byte back. RFC 896's delay and
-/// corking go, the program's view is kept.
+/// corking go, the program's view is kept. The kernel does not know what is left in a ring, so it
+/// sends no control messages about that any more.
 pub(crate) fn prepare_carrier(connection: &Connection) {
     if Carrier::of(connection) == Carrier::Unix {
         return;
     }
-    let fd = connection.fd;
     let mut options = 0;
-    if sys::getsockopt::<i32>(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Ok(1) {
-        options |= USER_NODELAY;
-    }
-    if sys::getsockopt::<i32>(fd, libc::IPPROTO_TCP, libc::TCP_CORK) == Ok(1) {
-        options |= USER_CORK;
-        sys::setsockopt_int(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0);
-    }
-    if options & USER_NODELAY == 0 {
-        sys::setsockopt_int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    for (name, bit, meanwhile) in KEPT {
+        let value = sys::getsockopt::<i32>(connection.fd, libc::IPPROTO_TCP, name);
+        if value == Ok(1) {
+            options |= bit;
+        }
+        if value.is_ok_and(|value| value != meanwhile) {
+            sys::setsockopt_int(connection.fd, libc::IPPROTO_TCP, name, meanwhile);
+        }
     }
     connection
         .entry
@@ -46,10 +58,7 @@ pub(crate) fn restore_carrier(connection: &Connection) {
         return;
     }
     let options = connection.entry.tx_options.load(Ordering::Relaxed);
-    for (name, bit) in [
-        (libc::TCP_NODELAY, USER_NODELAY),
-        (libc::TCP_CORK, USER_CORK),
-    ] {
+    for (name, bit, _) in KEPT {
         let value = i32::from(options & bit != 0);
         if sys::getsockopt::<i32>(connection.fd, libc::IPPROTO_TCP, name) != Ok(value) {
             sys::setsockopt_int(connection.fd, libc::IPPROTO_TCP, name, value);
@@ -60,10 +69,7 @@ pub(crate) fn restore_carrier(connection: &Connection) {
 /// Another socket takes the carrier's place: it gets what the program has set meanwhile.
 pub(crate) fn copy_kept(connection: &Connection, socket: i32) {
     let options = connection.entry.tx_options.load(Ordering::Relaxed);
-    for (name, bit) in [
-        (libc::TCP_NODELAY, USER_NODELAY),
-        (libc::TCP_CORK, USER_CORK),
-    ] {
+    for (name, bit, _) in KEPT {
         if options & bit != 0 {
             sys::setsockopt_int(socket, libc::IPPROTO_TCP, name, 1);
         }
@@ -75,12 +81,10 @@ pub(crate) fn copy_kept(connection: &Connection, socket: i32) {
     }
 }
 
-/// `TCP_INQ`: a control message with what is left to be read (include/uapi/linux/tcp.h).
-const TCP_INQ: i32 = 36;
 /// Options with which the kernel does to bytes, or tells of them, what rings do not: all of them
 /// are ints, and inherited by what a listener accepts. The last three are the `_NEW` ones of
 /// include/uapi/asm-generic/socket.h.
-const OF_THE_KERNEL: [(i32, i32); 11] = [
+const OF_THE_KERNEL: [(i32, i32); 10] = [
     (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE),
     (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
     (libc::SOL_SOCKET, libc::SO_OOBINLINE),
@@ -88,7 +92,6 @@ const OF_THE_KERNEL: [(i32, i32); 11] = [
     (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
-    (libc::IPPROTO_TCP, TCP_INQ),
     (libc::SOL_SOCKET, 63),
     (libc::SOL_SOCKET, 64),
     (libc::SOL_SOCKET, 65),
@@ -166,6 +169,7 @@ pub(crate) fn restore_low_water(connection: &Connection) {
     }
 }
 
+/// The bit of an option that the library keeps for the program while the connection has a channel.
 pub(crate) fn bit_of(connection: &Connection, level: i32, name: i32) -> Option<u32> {
     if level != libc::IPPROTO_TCP
         || Carrier::of(connection) == Carrier::Unix
@@ -173,11 +177,21 @@ pub(crate) fn bit_of(connection: &Connection, level: i32, name: i32) -> Option<u
     {
         return None;
     }
-    match name {
-        libc::TCP_NODELAY => Some(USER_NODELAY),
-        libc::TCP_CORK => Some(USER_CORK),
-        _ => None,
-    }
+    let kept = KEPT.into_iter().find(|&(kept, ..)| kept == name);
+    kept.map(|(_, bit, _)| bit)
+}
+
+/// True when the kernel takes `value` for an option that the library keeps: only `TCP_INQ` is
+/// checked (do_tcp_setsockopt in net/ipv4/tcp.c).
+pub(crate) fn is_valid(name: i32, value: i32) -> bool {
+    name != TCP_INQ || matches!(value, 0 | 1)
+}
+
+/// True when each received message tells what is left to be read (`TCP_INQ`). Only for a connection
+/// with a channel.
+#[inline]
+pub(crate) fn tells_what_is_left(connection: &Connection) -> bool {
+    connection.entry.tx_options.load(Ordering::Relaxed) & USER_INQ != 0
 }
 
 /// A shutdown flushes what a cork holds; on the carrier nothing is held, so there is nothing to do

@@ -1,10 +1,10 @@
 //! Control messages that come with the carrier's bytes, and those that a program sends. A ring has
-//! none.
+//! none; the library itself tells what is left in a ring.
 
 use libc::{cmsghdr, iovec, msghdr};
 
 use crate::system::real::Door;
-use crate::system::sys;
+use crate::system::{faults, sys};
 
 /// The control messages of a message that is to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +138,44 @@ impl Control {
         }
         result
     }
+
+    /// Adds a message with a number behind those that have come, as the kernel does (`put_cmsg` in
+    /// net/core/scm.c): a message that has too little room is cut.
+    ///
+    /// # Safety
+    /// The buffer is the call's, if it is there.
+    pub(crate) unsafe fn add(&mut self, level: i32, kind: i32, number: i32) {
+        /// A control message as the kernel writes it. The padding at its end is not written.
+        #[repr(C)]
+        struct Numbered {
+            len: usize,
+            level: i32,
+            kind: i32,
+            number: i32,
+        }
+        const BYTES: usize = size_of::<cmsghdr>() + size_of::<i32>();
+        const _: () = assert!(core::mem::offset_of!(Numbered, number) == size_of::<cmsghdr>());
+        let room = self.len.saturating_sub(self.filled);
+        if self.buffer.is_null() || room < BYTES {
+            self.flags |= libc::MSG_CTRUNC;
+        }
+        if self.buffer.is_null() || room < size_of::<cmsghdr>() {
+            return;
+        }
+        let len = BYTES.min(room);
+        let message = Numbered {
+            len,
+            level,
+            kind,
+            number,
+        };
+        let target = self.buffer.cast::<u8>().wrapping_add(self.filled);
+        // SAFETY: the first `len` bytes are those of the fields; the target is the call's, by the
+        // caller's promise.
+        if unsafe { faults::give((&raw const message).cast(), target, len) }.is_ok() {
+            self.filled += size_of::<Numbered>().min(room);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -164,6 +202,53 @@ mod tests {
         header.msg_controllen = len as _;
         // SAFETY: `len` is within `words`.
         unsafe { sent(Door::Name, &header) }
+    }
+
+    /// The bytes that `add` leaves in a buffer of `len` bytes, of which `filled` are in use; the
+    /// new length; and whether a message was cut.
+    fn added(len: usize, filled: usize) -> ([u8; 48], usize, bool) {
+        let mut bytes = [0x5a; 48];
+        let mut control = Control {
+            buffer: bytes.as_mut_ptr().cast(),
+            len,
+            filled,
+            flags: 0,
+        };
+        // SAFETY: `len` is within `bytes`.
+        unsafe { control.add(6, 36, 0x0102_0304) };
+        (bytes, control.filled, control.flags == libc::MSG_CTRUNC)
+    }
+
+    #[test]
+    fn number_is_added_behind_other_messages() {
+        let (bytes, filled, is_cut) = added(48, 24);
+        assert_eq!((filled, is_cut), (48, false));
+        assert_eq!(bytes[..24], [0x5a; 24]);
+        assert_eq!(bytes[24..32], 20_usize.to_ne_bytes());
+        assert_eq!(bytes[32..36], 6_i32.to_ne_bytes());
+        assert_eq!(bytes[36..40], 36_i32.to_ne_bytes());
+        assert_eq!(bytes[40..44], 0x0102_0304_i32.to_ne_bytes());
+        assert_eq!(bytes[44..], [0x5a; 4], "padding is not written");
+    }
+
+    #[test]
+    fn number_without_enough_room_is_cut() {
+        for (room, filled, len) in [(0, 0, None), (15, 0, None), (16, 16, Some(16_usize))] {
+            let (bytes, now, is_cut) = added(room, 0);
+            assert_eq!((now, is_cut), (filled, true), "{room}");
+            let told = len.map_or([0x5a; 8], usize::to_ne_bytes);
+            assert_eq!(bytes[..8], told, "{room}");
+        }
+        let (bytes, filled, is_cut) = added(18, 0);
+        assert_eq!((filled, is_cut), (18, true));
+        assert_eq!(bytes[16..18], 0x0102_0304_i32.to_ne_bytes()[..2]);
+        assert_eq!(bytes[18..], [0x5a; 30]);
+        let (_, filled, is_cut) = added(20, 0);
+        assert_eq!(
+            (filled, is_cut),
+            (20, false),
+            "there is no room for padding"
+        );
     }
 
     #[test]

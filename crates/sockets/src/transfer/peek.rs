@@ -1,17 +1,21 @@
-//! Looking at received bytes without taking them (`MSG_PEEK`, `FIONREAD`), past the positions at
-//! which a direction changes between carrier and ring.
+//! Looking at received bytes without taking them (`MSG_PEEK`, `FIONREAD`, `TCP_INQ`), past the
+//! positions at which a direction changes between carrier and ring.
 //!
 //! A call that takes bytes reaches these positions one after the other. A call that only looks must
 //! see the bytes behind them. Otherwise it would wait for bytes that have arrived.
 
+use core::sync::atomic::Ordering;
+
 use libc::iovec;
 use toehold_channel::ring::Filled;
+use toehold_channel::table::{FLAG_SHUT_RX, Mode};
 use toehold_stream::end::{AHEAD_MAX, End, Incoming};
 
-use crate::connection::Connection;
 use crate::connection::resets::fault_of_peer;
+use crate::connection::{Connection, HINT_URGENT};
 use crate::direction::takeover;
 use crate::epoll::news;
+use crate::express::turns;
 use crate::system::{errno, sys};
 use crate::transfer::buffers;
 use crate::transfer::control_messages::Control;
@@ -32,6 +36,52 @@ pub(crate) fn waiting(connection: &Connection) -> Option<i32> {
         news::note_known(connection);
     }
     Some(i32::try_from(count).unwrap_or(i32::MAX))
+}
+
+/// The bytes that are left to be read, of a connection with a channel, and one more if the end of
+/// the stream has come, as `TCP_INQ` tells them. A program that is told 0 may wait for the next
+/// event, and there is none after that of the end (`tcp_inq_hint` in net/ipv4/tcp.c).
+pub(crate) fn left(connection: &Connection) -> i32 {
+    /// For a program that shall look for itself.
+    const SOMETHING: i32 = 1;
+    let Some(_held) = takeover::lock_receiving(connection) else {
+        return SOMETHING;
+    };
+    if !connection.is_current() {
+        // Another thread has closed it meanwhile.
+        return SOMETHING;
+    }
+    let Some(end) = connection.end() else {
+        // The connection has just left its channel.
+        let bytes = sys::bytes_waiting(connection.number()).max(0) as u64;
+        return told(bytes, has_carrier_ended(connection));
+    };
+    let is_in_ring = end.rx_mode() == Mode::Ring && !end.records_pending();
+    let bytes = match is_in_ring {
+        true => end.receiver().available().ok().map(|filled| filled.len),
+        false => count(connection, &end).ok(),
+    };
+    let Some(bytes) = bytes else {
+        return SOMETHING;
+    };
+    if bytes > 0 {
+        news::note_known(connection);
+    }
+    // An end without a sign has not been reported to the program either: an event will come.
+    let has_sign = connection.entry.rx_hints.load(Ordering::Relaxed) & !HINT_URGENT != 0
+        || !end.theirs().wake.closed.load(Ordering::Relaxed).is(0);
+    let has_ended = has_sign && (turns::is_over(connection, &end) || has_carrier_ended(connection));
+    told(bytes, has_ended)
+}
+
+fn told(bytes: u64, has_ended: bool) -> i32 {
+    i32::try_from(bytes.saturating_add(has_ended.into())).unwrap_or(i32::MAX)
+}
+
+/// True when the remote's FIN has come on the carrier.
+fn has_carrier_ended(connection: &Connection) -> bool {
+    connection.entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX == 0
+        && sys::poll_now(connection.number(), libc::POLLRDHUP) & libc::POLLRDHUP != 0
 }
 
 /// Contiguous bytes that have arrived, in one place.
