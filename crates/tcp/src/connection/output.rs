@@ -44,8 +44,11 @@ impl Connection {
     /// True when [`Self::next_segment`] may have a segment.
     #[inline]
     pub(crate) fn has_pending_output(&self) -> bool {
-        if self.conditions.has(Conditions::URGENT) || self.scoreboard.lost_bytes > 0 {
+        if self.conditions.has(Conditions::URGENT) {
             return true;
+        }
+        if self.scoreboard.lost_bytes > 0 {
+            return !self.conditions.has(Conditions::PACED);
         }
         match self.state {
             State::SynSent | State::SynReceived => {
@@ -289,6 +292,9 @@ impl Connection {
     /// Retransmits the first lost record, if the congestion window allows it.
     fn plan_retransmission(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
         let is_forced = self.conditions.has(Conditions::FORCE_RETRANSMIT);
+        if !is_forced && self.is_paced(cx) {
+            return None;
+        }
         let mss = u32::from(self.mss);
         //= RFC 8985#9.3
         //# A segment marked as lost by RACK-TLP MUST NOT be retransmitted until congestion control
@@ -320,6 +326,9 @@ impl Connection {
         self.recovery.prr_out += u64::from(payload_bytes);
         self.recovery.resent_end = span.end;
         self.sent_at = cx.now;
+        if self.conditions.has(Conditions::PACING) {
+            self.pace(cx, payload_bytes.into());
+        }
         self.arm_after_sending(cx.now, cx.config, 0);
         let mut flags = self.echo_flags();
         if has_fin {
@@ -416,6 +425,10 @@ impl Connection {
             mss
         } else {
             u64::from(cx.config.offload.segmentation_bytes_max).max(mss) / mss * mss
+        };
+        let segment_max = match self.pacing_rate() {
+            Some(rate) => segment_max.min(self.burst_bytes_max(rate)),
+            None => segment_max,
         };
         let mut length = usable.min(segment_max);
         //= RFC 9293#3.9.1.2
@@ -619,8 +632,7 @@ impl Connection {
         is_paced
     }
 
-    /// Reserves the time in which `length` bytes leave at the window's rate. The rate is doubled in
-    /// slow start and raised by a fifth later, so that pacing is never the limit.
+    /// Reserves the time in which `length` bytes leave at the pacing rate.
     #[cold]
     fn pace(&mut self, cx: &Context<'_>, length: u64) {
         // A timer that expires late must not reduce the rate: a short delay is made up for.
@@ -630,28 +642,56 @@ impl Connection {
         } else {
             self.pace_at.max(cx.now)
         };
-        if let Some(rate) = self.congestion.pacing_rate() {
-            self.pace_at = from + Duration::from_micros(length * 1_000_000 / rate);
-            return;
-        }
-        let Some(srtt) = self.rtt.smoothed() else {
-            return;
-        };
-        // A model of the path that has no rate yet gets one with the first acknowledgement.
-        let is_modelled = self.conditions.has(Conditions::MODELLED);
-        if srtt < Options::PACED_ROUND_TRIP_MIN && !is_modelled {
+        if self.is_too_short_for_pacing() {
             // Only the handshake took long, because a host was busy or a neighbour had to be
             // resolved.
             self.conditions.clear(Conditions::PACING);
             return;
+        }
+        if let Some(rate) = self.pacing_rate() {
+            self.pace_at = from + Duration::from_micros(length * 1_000_000 / rate);
+        }
+    }
+
+    /// The round trip is too short for pacing, and no model of the path needs it.
+    fn is_too_short_for_pacing(&self) -> bool {
+        let srtt = self.rtt.smoothed();
+        srtt.is_some_and(|srtt| srtt < Options::PACED_ROUND_TRIP_MIN)
+            && !self.conditions.has(Conditions::MODELLED)
+    }
+
+    /// Bytes per second; `None` without pacing, or before the round trip was measured.
+    #[inline]
+    fn pacing_rate(&self) -> Option<u64> {
+        if !self.conditions.has(Conditions::PACING) {
+            return None;
+        }
+        self.rate_of_window()
+    }
+
+    /// The rate of the model of the path. A model that has no rate yet, and a connection without a
+    /// model, spread the window over the round trip. That rate is doubled in slow start and raised
+    /// by a fifth later, so that pacing is never the limit.
+    #[cold]
+    fn rate_of_window(&self) -> Option<u64> {
+        if let Some(rate) = self.congestion.pacing_rate() {
+            return Some(rate);
         }
         let percent = if self.cwnd < self.congestion.ssthresh {
             200
         } else {
             120
         };
-        let micros = srtt.as_micros() * length * 100 / (u64::from(self.cwnd.max(1)) * percent);
-        self.pace_at = from + Duration::from_micros(micros);
+        let micros = self.rtt.smoothed()?.as_micros().max(1);
+        Some((u64::from(self.cwnd.max(1)) * percent * 10_000 / micros).max(1))
+    }
+
+    /// The largest burst at this rate: a millisecond's, and two segments in any case. A longer
+    /// burst fills the queue of a bottleneck for a moment, and loses more there than its share.
+    /// As on Linux (tcp_tso_autosize); draft-ietf-ccwg-bbr section 5.6.3 (BBRSetSendQuantum).
+    fn burst_bytes_max(&self, rate: u64) -> u64 {
+        let mss = u64::from(self.mss);
+        (rate / 1_000 / mss).max(2) * mss
     }
 
     /// RFC 6928 section 2: ten segments, bounded by 14600 bytes or two segments.

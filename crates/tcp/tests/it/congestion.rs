@@ -85,6 +85,49 @@ fn a_paced_window_leaves_in_half_a_round_trip() {
     }
 }
 
+/// As on Linux (tcp_tso_autosize): where the link divides segments, a paced segment holds a
+/// millisecond's data, and at least two parts. A longer burst would fill the queue of a bottleneck.
+#[test]
+fn a_paced_connection_sends_no_long_bursts() {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        config.offload.segmentation_bytes_max = 60_000;
+        options.pacing = true;
+    });
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 10_000).unwrap();
+    for burst in 0..5 {
+        let from = burst * 2_000 + 1;
+        stage.expect(&format!("P. {from}:{}(2000) ack 1", from + 2_000));
+        stage.expect_nothing();
+        stage.wait(Duration::from_millis(10));
+    }
+}
+
+/// BBR's window stays as it is when much is lost. If everything lost were sent again at once, most
+/// of it would be lost again.
+#[test]
+fn retransmissions_are_paced() {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        options.congestion = CongestionControl::Bbr;
+    });
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 10_000).unwrap();
+    for _ in 0..10 {
+        stage.forget_sent();
+        stage.wait(Duration::from_millis(10));
+    }
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 6001:10001>");
+    for segment in 0..6 {
+        let from = segment * 1_000 + 1;
+        stage.expect(&format!(". {from}:{}(1000) ack 1", from + 1_000));
+        stage.expect_nothing();
+        // 2.77 windows of ten segments in a round trip of 100 ms, less one per cent.
+        stage.wait(Duration::from_micros(3_650));
+    }
+}
+
 /// On a short path the parts of a window would be shorter than a timer's tick.
 #[test]
 fn nothing_is_paced_on_a_short_path() {
