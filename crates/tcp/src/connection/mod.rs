@@ -19,6 +19,7 @@ mod acknowledge;
 mod assembler;
 mod bbr;
 mod congestion;
+mod delivery_rate;
 mod fast_open;
 mod fast_path;
 mod frto;
