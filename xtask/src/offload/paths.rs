@@ -43,6 +43,12 @@ const MEETINGS: [(&str, &str); 4] = [
 ];
 /// A server runs one test at a time, and the end of a test takes time to travel.
 const PAUSE: Duration = Duration::from_secs(1);
+/// A shell that starts the rest of its words when its input ends.
+const HELD: [&str; 4] = ["sh", "-c", "read line; exec \"$@\"", "sh"];
+/// The time in which both shells have started. Without them the engine's stream would start later
+/// by the time in which `toehold run` starts a program, and BBR's first version leaves little to a
+/// stream that starts a few round trips later.
+const START: Duration = Duration::from_millis(500);
 const USAGE: &str = "\
 Usage: cargo xtask bench-paths [--rounds N] [--seconds N] [--json FILE] [--pair FIRST,SECOND]
                                [windows|shares]
@@ -148,7 +154,7 @@ fn windows(toehold: &FilePath, rounds: u32, seconds: u32) -> Result<Value, Strin
                 }
                 let mut rates = [0.0; 2];
                 for by_engine in arms {
-                    let mut client = scene.client(by_engine, PORTS[0], seconds, DEFAULT);
+                    let mut client = scene.client(by_engine, &[], PORTS[0], seconds, DEFAULT);
                     client.args(option);
                     rates[usize::from(by_engine)] = rate_of(&output(&mut client)?)?;
                     std::thread::sleep(PAUSE);
@@ -285,13 +291,18 @@ impl Scene {
         (first, second): (&str, &str),
     ) -> Result<(f64, f64), String> {
         let clients = [
-            self.client(by_engine, PORTS[0], seconds, first),
-            self.client(false, PORTS[1], seconds, second),
+            self.client(by_engine, &HELD, PORTS[0], seconds, first),
+            self.client(false, &HELD, PORTS[1], seconds, second),
         ];
         let mut started = Vec::new();
         for mut client in clients {
-            client.stdin(Stdio::null()).stdout(Stdio::piped());
+            client.stdin(Stdio::piped()).stdout(Stdio::piped());
             started.push(client.spawn().map_err(|error| error.to_string())?);
+        }
+        std::thread::sleep(START);
+        for client in &mut started {
+            // The end of its input releases the shell.
+            drop(client.stdin.take());
         }
         let mut rates = [0.0; 2];
         for (client, rate) in started.into_iter().zip(&mut rates) {
@@ -303,16 +314,26 @@ impl Scene {
         Ok((rates[0], rates[1]))
     }
 
-    /// A client of the near end, by the engine or by the kernel. The congestion control is that of
-    /// the kernels' sockets.
-    fn client(&self, by_engine: bool, port: &str, seconds: u32, congestion: &str) -> Command {
+    /// A client of the near end, by the engine or by the kernel, behind the words of another
+    /// program. The congestion control is that of the kernels' sockets.
+    fn client(
+        &self,
+        by_engine: bool,
+        behind: &[&str],
+        port: &str,
+        seconds: u32,
+        congestion: &str,
+    ) -> Command {
+        let words = [behind, &["iperf3"]].concat();
         let mut command = if by_engine {
             let mut command = self.near.command(&self.toehold);
             command.args(["run", "--path", "offload", "--runtime-dir"]);
-            command.arg(self.runtime.path()).args(["--", "iperf3"]);
+            command.arg(self.runtime.path()).arg("--").args(words);
             command
         } else {
-            self.near.command("iperf3")
+            let mut command = self.near.command(words[0]);
+            command.args(&words[1..]);
+            command
         };
         // These are the kernel's sockets: the far kernel's, too, when the far end sends.
         command.args(["-C", congestion]);
