@@ -5,7 +5,7 @@ pub(crate) mod mappings;
 use crate::diag::{Diag, Moved};
 use crate::printable::printable;
 use crate::registry::{Address, Tuple};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -37,6 +37,22 @@ struct SocketList {
     by_inode: HashMap<u64, Listed>,
     /// The inodes of sockets that a process has open.
     by_addresses: HashMap<Ends, u64>,
+    /// The sockets that no process has open.
+    unheld: HashSet<Ends>,
+}
+
+/// The socket at the other end of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OtherEnd {
+    /// A process has it open.
+    Held {
+        /// Its inode.
+        inode: u64,
+        /// Its user.
+        uid: u32,
+    },
+    /// Only the kernel has it: it was not accepted yet, or it was closed.
+    Unheld,
 }
 
 /// Local and remote address.
@@ -74,8 +90,12 @@ impl SocketList {
 
     fn gather(sockets: impl Iterator<Item = (u64, Listed)>) -> SocketList {
         let mut list = SocketList::default();
-        // A socket that only the kernel still has, to end the connection properly, has inode 0.
-        for (inode, listed) in sockets.filter(|(inode, _)| *inode != 0) {
+        for (inode, listed) in sockets {
+            // A socket has an inode while it has a file: from `accept` until its last close.
+            if inode == 0 {
+                list.unheld.insert(listed.addresses);
+                continue;
+            }
             list.by_inode.insert(inode, listed);
             list.by_addresses.insert(listed.addresses, inode);
         }
@@ -138,21 +158,24 @@ impl Sockets<'_> {
         }))
     }
 
-    /// The socket at the other end of a connection, when it is in the network namespace of `pid`:
-    /// its inode and its user.
+    /// The socket at the other end of a connection, when it is in the network namespace of `pid`.
     pub(crate) fn other_end(
         &mut self,
         pid: u32,
         local: SocketAddr,
         remote: SocketAddr,
-    ) -> Option<(u64, u32)> {
+    ) -> Option<OtherEnd> {
         let namespace = network_namespace(pid)?;
         let list = self
             .lists
             .entry(namespace)
             .or_insert_with(|| SocketList::of(pid, self.diag));
-        let inode = *list.by_addresses.get(&(remote, local))?;
-        Some((inode, list.by_inode.get(&inode)?.uid))
+        let Some(&inode) = list.by_addresses.get(&(remote, local)) else {
+            let is_unheld = list.unheld.contains(&(remote, local));
+            return is_unheld.then_some(OtherEnd::Unheld);
+        };
+        let uid = list.by_inode.get(&inode)?.uid;
+        Some(OtherEnd::Held { inode, uid })
     }
 
     /// The bytes that the kernel has counted of a connection of a process in our network namespace.
@@ -618,7 +641,10 @@ mod tests {
             assert_eq!(found, Some((stream.local_addr().expect("address"), target)));
             assert_eq!(sockets.addresses(own_pid, u32::MAX), None);
             let local = stream.local_addr().expect("address");
-            let (inode, uid) = sockets.other_end(own_pid, target, local).expect("this one");
+            let Some(OtherEnd::Held { inode, uid }) = sockets.other_end(own_pid, target, local)
+            else {
+                panic!("this process has it open");
+            };
             assert_eq!(uid, crate::runtime_dir::user_id());
             let holders = holders(&BTreeSet::from([inode]));
             assert!(holders.contains_key(&inode), "{holders:?}");
@@ -626,6 +652,24 @@ mod tests {
             assert!(sockets.is_open(own_pid, tuple));
             drop(stream);
             assert!(!Sockets::default().is_open(own_pid, tuple));
+        }
+    }
+
+    /// A connection that waits in its listener's queue is on this host, too.
+    #[test]
+    fn an_end_that_was_not_accepted_is_found() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let target = listener.local_addr().expect("address");
+        let stream = TcpStream::connect(target).expect("connect");
+        let local = stream.local_addr().expect("address");
+        let diag = Diag::open().expect("sock_diag");
+        let other_end = |diag| Sockets::new(diag).other_end(std::process::id(), local, target);
+        for diag in [Some(&diag), None] {
+            assert_eq!(other_end(diag), Some(OtherEnd::Unheld));
+        }
+        let _accepted = listener.accept().expect("accept");
+        for diag in [Some(&diag), None] {
+            assert!(matches!(other_end(diag), Some(OtherEnd::Held { .. })));
         }
     }
 

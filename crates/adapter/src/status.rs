@@ -3,7 +3,7 @@
 use crate::diag::Diag;
 use crate::engine;
 use crate::proc::mappings::{self, Mappings};
-use crate::proc::{self, Sockets};
+use crate::proc::{self, OtherEnd, Sockets};
 use crate::registry::{End, Registry, TableId, Tuple};
 use crate::tables::{MappedTable, Tables};
 use serde::Serialize;
@@ -438,7 +438,10 @@ fn explain_by_kernel(processes: &mut [Process], listed: &Listed, sockets: &mut S
             }
         }
     }
-    let inodes = waiting.iter().filter_map(|(_, other)| other.map(|it| it.0));
+    let inodes = waiting.iter().filter_map(|(_, other)| match other {
+        Some(OtherEnd::Held { inode, .. }) => Some(*inode),
+        _ => None,
+    });
     let holders = proc::holders(&inodes.collect());
     // Many sockets may belong to one process.
     let programs: BTreeSet<u32> = holders.values().copied().collect();
@@ -447,9 +450,16 @@ fn explain_by_kernel(processes: &mut [Process], listed: &Listed, sockets: &mut S
         .filter(|&pid| Mappings::of(pid).is_some_and(|mappings| mappings.have_table()))
         .collect();
     for (reason, other) in waiting {
-        let Some((inode, uid)) = other else {
-            *reason = OTHER_END_ELSEWHERE.into();
-            continue;
+        let (inode, uid) = match other {
+            Some(OtherEnd::Held { inode, uid }) => (inode, uid),
+            Some(OtherEnd::Unheld) => {
+                *reason = OTHER_END_UNHELD.into();
+                continue;
+            }
+            None => {
+                *reason = OTHER_END_ELSEWHERE.into();
+                continue;
+            }
         };
         let Some(&holder) = holders.get(&inode) else {
             *reason = format!(
@@ -474,6 +484,8 @@ fn explain_by_kernel(processes: &mut [Process], listed: &Listed, sockets: &mut S
 /// another program.
 const OTHER_END_UNSEEN: &str =
     "the other end's program is under Toehold, and its library does not see that connection";
+const OTHER_END_UNHELD: &str =
+    "the other end's program has not accepted the connection yet, or has closed it";
 const OTHER_END_APART: &str =
     "the other end has asked in another network namespace, and this adapter pairs within one";
 const OTHER_END_ELSEWHERE: &str =

@@ -262,7 +262,7 @@ fn advice(reason: &str) -> Option<&'static str> {
         .map(|(_, advice)| *advice)
 }
 
-const ADVICE: [(&str, &str); 19] = [
+const ADVICE: [(&str, &str); 20] = [
     (
         "a rule keeps it",
         "change the rule, then: systemctl reload toehold-adapter",
@@ -274,6 +274,10 @@ const ADVICE: [(&str, &str); 19] = [
     (
         "not under Toehold, or with another adapter",
         "start the other program with the library, or ask as root for more",
+    ),
+    (
+        "has not accepted the connection yet",
+        "none: it is paired after its program has accepted it",
     ),
     (
         "but with another adapter",
