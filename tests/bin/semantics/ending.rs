@@ -280,16 +280,7 @@ fn sigpipe(pair: &Pair) {
 }
 
 fn sigpipe_ignored(pair: &Pair) {
-    if pair.server() {
-        pair.say("close", sys::close(pair.fd));
-        pair.step();
-    } else {
-        // SAFETY: takes no pointers.
-        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-        pair.step();
-        await_events(pair.fd, libc::POLLIN);
-        pair.say("write", sys::write(pair.fd, b"x"));
-        await_events(pair.fd, libc::POLLHUP);
+    if send_late(pair) {
         pair.say("write", sys::write(pair.fd, b"x"));
         pair.say("read", sys::read(pair.fd, &mut [0; 8]));
     }
