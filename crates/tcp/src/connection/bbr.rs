@@ -388,10 +388,6 @@ impl Bbr {
             self.look_for_full_path();
             self.answer_losses(step);
         }
-        self.begin_round(step);
-    }
-
-    fn begin_round(&mut self, step: &Step) {
         self.rounds += 1;
         self.gathered.end_round(self.is_full);
         self.measure_from_here(step);
@@ -404,7 +400,7 @@ impl Bbr {
         if self.is_full || self.is_limited() {
             return;
         }
-        let rate = self.rates[1].max(self.rates[0]);
+        let rate = self.rate_max();
         if rate >= self.full_rate / 4 * 5 {
             self.full_rate = rate;
             self.full_rounds = 0;
