@@ -212,7 +212,8 @@ impl Duet {
                 return None;
             }
         }
-        let last = oracle[..=same].iter().rev().find_map(turn);
+        // This transcript may go on where the oracle's has ended.
+        let last = oracle.iter().take(same + 1).rev().find_map(turn);
         let mut before: Vec<&String> = oracle.iter().collect();
         before.retain(|line| turn(line).is_some_and(|turn| Some(turn) < last));
         before.sort_by_key(|line| turn(line));
@@ -469,4 +470,31 @@ pub fn cases(program: &str, group: &str) -> Vec<String> {
         .filter(|(of, name)| *of == group && name.contains(&only))
         .map(|(_, name)| name.to_owned())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(said: &[&str]) -> Vec<String> {
+        said.iter().map(|&line| line.to_owned()).collect()
+    }
+
+    #[test]
+    fn transcript_that_goes_on_where_the_oracle_has_ended_differs() {
+        let (oracle, longer) = (["server: 1 read", "client: 2 sent"], "server: 3 more");
+        let duet = |said: &[&str]| Duet {
+            transcript: lines(said),
+            asked: 0,
+            upgraded: 0,
+            evidence: None,
+        };
+        let expected = lines(&oracle);
+        assert_eq!(duet(&oracle).first_difference(&expected), None);
+        for said in [&oracle[..1], &[oracle[0], oracle[1], longer]] {
+            let difference = duet(said).first_difference(&expected);
+            let difference = difference.expect("one transcript is longer");
+            assert!(difference.contains(oracle[0]), "{difference}");
+        }
+    }
 }
