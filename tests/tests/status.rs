@@ -71,3 +71,56 @@ fn status_names_a_descriptor_that_is_open() {
         );
     }
 }
+
+/// A server that becomes a daemon before it has a socket, and reads what a client sends with few
+/// calls. A client that waits for pairing.
+const DAEMON: &str = "
+import os, socket, sys
+ready, said = os.pipe()
+child = os.fork()
+if child == 0:
+    listener = socket.create_server(('127.0.0.1', 0))
+    os.write(said, b'%d' % listener.getsockname()[1])
+    far = listener.accept()[0]
+    far.recv(1)
+    far.send(b'!')
+    sys.stdin.read()
+    os._exit(0)
+near = socket.create_connection(('127.0.0.1', int(os.read(ready, 9))))
+near.send(b'!')
+near.recv(1)
+for _ in range(100):
+    near.send(b'!')
+print(near.getsockname()[1], flush=True)
+sys.stdin.read()
+";
+
+#[test]
+fn daemon_with_little_traffic_is_known_to_the_adapter() {
+    if host::require(["python3"]).is_none() {
+        return;
+    }
+    let toehold = Toehold::start();
+    let mut command = toehold.command(toehold::Path::Direct, "python3");
+    command.args(["-c", DAEMON]).stdin(Stdio::piped());
+    let program = Running::start_fed(command, "daemon", toehold.dir());
+    let said = || program.stdout().lines().next().map(str::to_owned);
+    assert!(
+        wait_until(TIME_LIMIT, || said().is_some()),
+        "{}",
+        program.outputs()
+    );
+    let reasons = || -> Vec<String> {
+        let connections = toehold.connections();
+        let reasons = connections
+            .iter()
+            .map(|one| one.value["reason"].to_string());
+        reasons.collect()
+    };
+    let little = "too little traffic";
+    let are_told = || {
+        let reasons = reasons();
+        reasons.len() == 2 && reasons.iter().all(|reason| reason.contains(little))
+    };
+    assert!(wait_until(TIME_LIMIT, are_told), "{:?}", reasons());
+}

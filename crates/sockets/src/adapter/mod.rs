@@ -32,6 +32,8 @@ static INHERITED: AtomicI32 = AtomicI32::new(-1);
 /// Counts the adapter connections of this process, so that requests to a dead adapter are made
 /// again.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
+/// This process has tried to introduce itself to the adapter.
+static HAS_TRIED: AtomicBool = AtomicBool::new(false);
 static RETRY_AT_NS: AtomicU64 = AtomicU64::new(0);
 /// The adapter has not yet read the most requests that this process may leave waiting.
 static IS_CROWDED: AtomicBool = AtomicBool::new(false);
@@ -170,6 +172,7 @@ pub(crate) fn forked() {
         }
     }
     EPOCH.fetch_add(1, Ordering::Relaxed);
+    HAS_TRIED.store(false, Ordering::Relaxed);
     RETRY_AT_NS.store(0, Ordering::Relaxed);
     IS_CROWDED.store(false, Ordering::Relaxed);
 }
@@ -180,9 +183,10 @@ pub(crate) fn moved(from: i32, to: i32) {
     let _ = INHERITED.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// Makes this process known to the adapter the first time it has a connection.
+/// Makes this process known to the adapter the first time it has a connection. (The epoch does not
+/// tell that: a child begins with another epoch than its parent.)
 pub(crate) fn send_hello_once() {
-    if EPOCH.load(Ordering::Relaxed) == 0 {
+    if !HAS_TRIED.load(Ordering::Relaxed) {
         let _held = LOCK.lock();
         connect_if_needed();
     }
@@ -206,6 +210,7 @@ pub(crate) fn connect_if_needed() -> Option<i32> {
         return None;
     }
     RETRY_AT_NS.store(now + RETRY_NS, Ordering::Relaxed);
+    HAS_TRIED.store(true, Ordering::Relaxed);
     EPOCH.fetch_add(1, Ordering::Relaxed);
     let adopted = INHERITED.swap(-1, Ordering::Relaxed);
     let fd = match adopted >= 0 {
