@@ -3,13 +3,15 @@
 use crate::diag::Diag;
 use crate::engine;
 use crate::proc::mappings::{self, Mappings};
-use crate::proc::{self, OtherEnd, Sockets};
+use crate::proc::{self, Environment, OtherEnd, Sockets};
 use crate::registry::{End, Registry, TableId, Tuple};
 use crate::tables::{MappedTable, Tables};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use toehold_channel::offload;
 use toehold_channel::preamble::PREAMBLE_BYTES;
@@ -120,7 +122,7 @@ pub(crate) fn report(
     registry: &Registry,
     rules: &RulesInWords,
     (engine, no_engine): (Option<engine::Report>, Option<String>),
-    diag: Option<&Diag>,
+    (diag, runtime_dir): (Option<&Diag>, &Path),
 ) -> Report {
     let mut families = BTreeMap::new();
     let mut collector = Collector::new(tables, registry, rules, diag);
@@ -160,7 +162,8 @@ pub(crate) fn report(
     }
     let listed = Listed::new(&processes, rules.are_namespaces_paired);
     explain_by_partner(&mut processes, &listed);
-    explain_by_kernel(&mut processes, &listed, &mut sockets);
+    let adapter_of = |pid| adapter_of(pid, tables, runtime_dir);
+    explain_by_kernel(&mut processes, &listed, &mut sockets, adapter_of);
     Report {
         processes,
         channels_made: registry.channels_made(),
@@ -417,8 +420,13 @@ const BOTH_HAVE_ASKED: &str = "both ends have asked; the adapter has not answere
 const OFFERED: &str = "offered: it moves at the program's next call";
 
 /// If this adapter does not know the other end, the kernel may: it tells the owner of the socket
-/// and, if we may inspect that process, whether it is under Toehold.
-fn explain_by_kernel(processes: &mut [Process], listed: &Listed, sockets: &mut Sockets) {
+/// and, if we may inspect that process, whether it is under Toehold, and with which adapter.
+fn explain_by_kernel(
+    processes: &mut [Process],
+    listed: &Listed,
+    sockets: &mut Sockets,
+    adapter_of: impl Fn(u32) -> Option<ItsAdapter>,
+) {
     let mut waiting = Vec::new();
     let ours: BTreeSet<u32> = processes.iter().map(|process| process.pid).collect();
     for process in processes {
@@ -445,9 +453,9 @@ fn explain_by_kernel(processes: &mut [Process], listed: &Listed, sockets: &mut S
     let holders = proc::holders(&inodes.collect());
     // Many sockets may belong to one process.
     let programs: BTreeSet<u32> = holders.values().copied().collect();
-    let under_toehold: BTreeSet<u32> = programs
+    let under_toehold: BTreeMap<u32, ItsAdapter> = programs
         .into_iter()
-        .filter(|&pid| Mappings::of(pid).is_some_and(|mappings| mappings.have_table()))
+        .filter_map(|pid| Some((pid, adapter_of(pid)?)))
         .collect();
     for (reason, other) in waiting {
         let (inode, uid) = match other {
@@ -468,10 +476,12 @@ fn explain_by_kernel(processes: &mut [Process], listed: &Listed, sockets: &mut S
             .into();
             continue;
         };
-        *reason = match under_toehold.contains(&holder) {
-            false => "the other end is not under Toehold".into(),
-            true if ours.contains(&holder) => OTHER_END_UNSEEN.into(),
-            true => format!(
+        *reason = match under_toehold.get(&holder) {
+            None => "the other end is not under Toehold".into(),
+            Some(_) if ours.contains(&holder) => OTHER_END_UNSEEN.into(),
+            Some(ItsAdapter::This) => OTHER_END_UNSEEN.into(),
+            Some(ItsAdapter::Unasked) => OTHER_END_UNASKED.into(),
+            Some(ItsAdapter::Another) => format!(
                 "the other end is under Toehold, but with another adapter (user {})",
                 proc::user(holder).unwrap_or(uid)
             )
@@ -480,10 +490,45 @@ fn explain_by_kernel(processes: &mut [Process], listed: &Listed, sockets: &mut S
     }
 }
 
+/// The adapter of a process under Toehold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ItsAdapter {
+    /// We have its family's table.
+    This,
+    /// It uses our runtime directory, or that is not known, and has asked us for nothing.
+    Unasked,
+    /// It uses another runtime directory.
+    Another,
+}
+
+/// `None` for a process that is not under Toehold.
+fn adapter_of(pid: u32, tables: &Tables, runtime_dir: &Path) -> Option<ItsAdapter> {
+    let mappings = Mappings::of(pid).filter(Mappings::have_table)?;
+    let mut files = tables.iter().filter_map(|(id, _)| tables.file(id));
+    if files.any(|file| mappings.have(file)) {
+        return Some(ItsAdapter::This);
+    }
+    let environment = Environment::of(pid);
+    let named = environment.get("TOEHOLD_RUNTIME_DIR");
+    Some(adapter_named(named, runtime_dir))
+}
+
+/// The adapter of a process whose table we do not have, by the directory that its environment
+/// names. A program may have overwritten its environment.
+fn adapter_named(named: Option<&OsStr>, runtime_dir: &Path) -> ItsAdapter {
+    match named.is_none_or(|named| named == runtime_dir) {
+        true => ItsAdapter::Unasked,
+        false => ItsAdapter::Another,
+    }
+}
+
 /// Code that makes its calls past the library uses that end, or the program got the descriptor from
 /// another program.
 const OTHER_END_UNSEEN: &str =
     "the other end's program is under Toehold, and its library does not see that connection";
+/// It has not introduced itself, or that was not possible.
+const OTHER_END_UNASKED: &str =
+    "the other end's program is under Toehold, and has not asked this adapter";
 const OTHER_END_UNHELD: &str =
     "the other end's program has not accepted the connection yet, or has closed it";
 const OTHER_END_APART: &str =
@@ -760,7 +805,7 @@ mod tests {
     fn reasons(mut processes: Vec<Process>, are_namespaces_paired: bool) -> Vec<String> {
         let listed = Listed::new(&processes, are_namespaces_paired);
         explain_by_partner(&mut processes, &listed);
-        explain_by_kernel(&mut processes, &listed, &mut Sockets::default());
+        explain_by_kernel(&mut processes, &listed, &mut Sockets::default(), |_| None);
         let connections = processes.iter().flat_map(|process| &process.connections);
         connections.map(|one| one.reason.to_string()).collect()
     }
@@ -781,5 +826,14 @@ mod tests {
             reasons(processes, false),
             ["the other end: as it is", "as it is"]
         );
+    }
+
+    #[test]
+    fn another_adapter_is_named_only_where_there_is_one() {
+        let ours = Path::new("/run/toehold");
+        let of = |named: Option<&str>| adapter_named(named.map(OsStr::new), ours);
+        assert_eq!(of(Some("/run/toehold")), ItsAdapter::Unasked);
+        assert_eq!(of(None), ItsAdapter::Unasked);
+        assert_eq!(of(Some("/tmp/toehold-7")), ItsAdapter::Another);
     }
 }

@@ -83,7 +83,7 @@ pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
             bare.extend(left.and_then(|left| Bare::left(pid, left)));
         }
     }
-    let status = (!clients.is_empty()).then(|| report(clients, &tables));
+    let status = (!clients.is_empty()).then(|| report(clients, &tables, runtime_dir));
     Found {
         status: status.flatten(),
         bare,
@@ -116,7 +116,7 @@ fn patching(pid: u32, environment: &Environment) -> Patching {
     }
 }
 
-fn report(clients: Vec<Client>, tables: &Tables) -> Option<String> {
+fn report(clients: Vec<Client>, tables: &Tables, runtime_dir: &Path) -> Option<String> {
     let registry = Registry::new(Limits::with_regions(0), Policy::default());
     let rules = status::RulesInWords {
         against: &|_| None,
@@ -132,7 +132,7 @@ fn report(clients: Vec<Client>, tables: &Tables) -> Option<String> {
         &registry,
         &rules,
         (None, None),
-        diag.as_ref(),
+        (diag.as_ref(), runtime_dir),
     );
     serde_json::to_string(&report).ok()
 }

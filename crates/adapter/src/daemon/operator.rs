@@ -44,14 +44,14 @@ impl Daemon {
             express: &|table| Some(self.express_rule(table)?.0.origin()),
             are_namespaces_paired: self.options.is_system && refusal.is_none(),
         };
-        let diag = self.diag.as_ref();
+        let places = (self.diag.as_ref(), self.options.runtime_dir.as_path());
         let mut report = status::report(
             processes,
             &self.tables,
             &self.registry,
             &rules,
             engine,
-            diag,
+            places,
         );
         if self.options.is_system {
             report.set_namespace_pairing(refusal);

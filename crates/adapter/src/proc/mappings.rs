@@ -23,6 +23,11 @@ impl Mappings {
         self.0.contains(TABLE_NAME)
     }
 
+    /// Whether the process has mapped a file.
+    pub(crate) fn have(&self, file: FileKey) -> bool {
+        self.0.lines().any(|line| parse_mapping(line) == Some(file))
+    }
+
     /// Whether the process has the library.
     pub(crate) fn have_library(&self) -> bool {
         self.0.contains("/libtoehold.so") || self.have_table()

@@ -262,7 +262,7 @@ fn advice(reason: &str) -> Option<&'static str> {
         .map(|(_, advice)| *advice)
 }
 
-const ADVICE: [(&str, &str); 20] = [
+const ADVICE: [(&str, &str); 21] = [
     (
         "a rule keeps it",
         "change the rule, then: systemctl reload toehold-adapter",
@@ -278,6 +278,10 @@ const ADVICE: [(&str, &str); 20] = [
     (
         "has not accepted the connection yet",
         "none: it is paired after its program has accepted it",
+    ),
+    (
+        "has not asked this adapter",
+        "none: its library asks after 24 calls or 256 KiB that it sees",
     ),
     (
         "but with another adapter",
