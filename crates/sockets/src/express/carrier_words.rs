@@ -234,6 +234,12 @@ impl Words {
         self.is_odd.load(Ordering::Relaxed) != 0
     }
 
+    /// Records a number of its own, in a test.
+    #[cfg(test)]
+    pub(super) fn number_in_test(&self, high: i32) {
+        self.high.store(high + 1, Ordering::Relaxed);
+    }
+
     /// The carrier gets a number of its own, a duplicate of `fd`, unless it has one.
     pub(super) fn give_number(&self, fd: i32) -> Option<i32> {
         if let Some(high) = self.high() {

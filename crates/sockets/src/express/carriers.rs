@@ -195,6 +195,14 @@ pub(super) fn leave(role: Role, local: &Local) {
     sudden_end::undo(words);
 }
 
+/// A parked carrier counts as parked just now.
+fn renew(role: Role, index: u32) {
+    if let Some(connection) = carrier(index) {
+        leave(role, connection.local);
+        enter(role, &connection);
+    }
+}
+
 /// Calls `each` with the parked carriers of a role, beginning with the one that was parked first,
 /// until `each` returns false. `each` may take the carrier off the list.
 pub(super) fn each(role: Role, mut each: impl FnMut(u32, &'static Entry, &'static Local) -> bool) {
@@ -236,6 +244,11 @@ pub(super) fn look_after() {
                 retire_for(role, index, RetireReason::Ended);
             } else if is_idle {
                 retire_for(role, index, RetireReason::Idle);
+            }
+            if is_idle && entry.flags.load(Ordering::Relaxed) & FLAG_PARKED != 0 {
+                // It waits for `accept`. At the head of its list it would end each sleep of this
+                // process at once ([`next_retirement_ns`]).
+                renew(role, index);
             }
             // The carriers behind it are younger.
             is_idle || has_ended || is_over
@@ -356,4 +369,52 @@ fn forget_slot(entry: &Entry, local: &Local) {
 pub(super) fn slot_of(entry: &Entry) -> u32 {
     let slot = entry.slot.load(Ordering::Relaxed);
     slot.capped(toehold_channel::layout::READY_BITS as u32 - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use toehold_channel::layout::{Control, REGION_BYTES};
+    use toehold_channel::memfd;
+    use toehold_stream::express::{Carrier, Turn};
+
+    use crate::process::family;
+
+    use super::*;
+
+    /// A carrier whose two ends have closed their first turn, and both ends' views of its turns.
+    fn parked_carrier(index: u32) -> (Connection, [Carrier<'static>; 2]) {
+        family::table_or_new().expect("memory");
+        let (entry, local) = connection::hold_entry(index).expect("memory");
+        let region = memfd::map_private(REGION_BYTES).expect("memory").as_ptr();
+        local.attachment.put(region);
+        local.express.number_in_test(i32::MAX - 1);
+        // SAFETY: just mapped, all atomics, and never unmapped.
+        let control: &'static Control = unsafe { &*region.cast() };
+        let ends = [0, 1].map(|side| Carrier::new(&control.turns, side));
+        ends.iter().for_each(|end| end.end(Turn::FIRST));
+        entry.flags.store(FLAG_PARKED, Ordering::Relaxed);
+        let carrier = Connection {
+            fd: i32::MAX - 1,
+            index,
+            generation: 0,
+            entry,
+            local,
+        };
+        (carrier, ends)
+    }
+
+    /// Its program may not accept the connection for a long time.
+    #[test]
+    fn carrier_that_the_peer_has_claimed_does_not_end_sleeps_when_its_time_is_over() {
+        let (carrier, [_, peers]) = parked_carrier(300);
+        enter(Role::Accepting, &carrier);
+        assert!(next_retirement_ns().is_some_and(|due| due > 0));
+        let parked_ns = &carrier.local.express.parked_ns;
+        parked_ns.store(sys::now_ns() - IDLE_NS, Ordering::Relaxed);
+        assert!(peers.try_claim(Turn::FIRST).is_ok());
+        look_after();
+        assert!(next_retirement_ns().is_some_and(|due| due > 0));
+        leave(Role::Accepting, carrier.local);
+        assert_eq!(next_retirement_ns(), None);
+    }
 }
