@@ -172,10 +172,16 @@ impl Handover {
         }
     }
 
+    /// False when as many records were added as there were descriptors at first: other threads may
+    /// have made further connections since.
+    fn has_room(&self) -> bool {
+        (self.header().count as usize) < self.capacity
+    }
+
     /// Adds one; false when there is no more room.
     fn add(&mut self, record: Record) -> bool {
         let count = self.header().count as usize;
-        if count >= self.capacity {
+        if !self.has_room() {
             return false;
         }
         // SAFETY: inside the mapping by the check above, and aligned: both sizes are multiples of
@@ -591,6 +597,9 @@ fn hand_on(
     shared: bool,
 ) -> bool {
     let (entry, local) = (connection.entry, connection.local);
+    if !handover.has_room() {
+        return false;
+    }
     let mut record = record_of(connection);
     let attached = local.attachment.has_region();
     let offered = !local.offered.load(Ordering::Relaxed).is_null();
@@ -753,5 +762,20 @@ fn close_all(descriptors: [i32; 2]) {
         if fd >= 0 {
             sys::close(fd);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_for_which_there_is_no_room_is_not_locked() {
+        let (_file, mut handover) = Handover::create(0).expect("memory");
+        let connection = Connection::of_a_test(-1);
+        let is_handed_on = hand_on(&connection, &mut handover, &mut Resumer::new(), false);
+        let entry = connection.entry;
+        let locks = [&entry.rx_lock, &entry.tx_lock].map(|word| word.load(Ordering::Relaxed));
+        assert_eq!((is_handed_on, locks), (false, [0, 0]));
     }
 }
