@@ -1,8 +1,9 @@
 //! The environment of a program that is about to be executed, with one more variable.
 
 use core::ffi::c_char;
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use toehold_freestanding::{call, memory};
+use toehold_freestanding::{call, errno, memory};
 
 use crate::program::{Buffer, preloads_library};
 
@@ -37,6 +38,7 @@ impl Environment {
         if base.is_null() {
             return None;
         }
+        Left::note(base, len);
         let mut longer = Environment {
             base,
             len,
@@ -131,8 +133,74 @@ impl Environment {
 
 impl Drop for Environment {
     fn drop(&mut self) {
+        Left::forget(self.base);
         // SAFETY: mapped by `copy` with this length; the exec that was given it has failed.
         unsafe { memory::unmap(self.base, self.len) };
+    }
+}
+
+/// An environment that an exec has left behind, or may leave behind. The exec of a `vfork` child
+/// does not end the memory, which is its parent's. The child has its parent's thread pointer, and
+/// the parent's thread waits for the exec. So the next exec of that thread, or of its next child,
+/// unmaps the memory.
+struct Left {
+    /// The thread, by its number; 0 for a free place.
+    thread: AtomicUsize,
+    base: AtomicPtr<u8>,
+    len: AtomicUsize,
+}
+
+/// The most environments that are recorded. Further ones stay mapped in the parent.
+const LEFT_MAX: usize = 64;
+static LEFT: [Left; LEFT_MAX] = [const {
+    Left {
+        thread: AtomicUsize::new(0),
+        base: AtomicPtr::new(core::ptr::null_mut()),
+        len: AtomicUsize::new(0),
+    }
+}; LEFT_MAX];
+
+// Relaxed everywhere: the words of a place are used by its thread only, and by children that have
+// the thread's number while it waits.
+impl Left {
+    fn note(base: *mut u8, len: usize) {
+        let me = errno::thread();
+        let take = |place: &&Left| {
+            (place.thread)
+                .compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        };
+        if let Some(place) = LEFT.iter().find(take) {
+            place.base.store(base, Ordering::Relaxed);
+            place.len.store(len, Ordering::Relaxed);
+        }
+    }
+
+    /// Those of this thread.
+    fn ours() -> impl Iterator<Item = &'static Left> {
+        let me = errno::thread();
+        LEFT.iter()
+            .filter(move |place| place.thread.load(Ordering::Relaxed) == me)
+    }
+
+    fn forget(base: *mut u8) {
+        let mut ours = Left::ours();
+        if let Some(place) = ours.find(|place| place.base.load(Ordering::Relaxed) == base) {
+            place.thread.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Unmaps the environments with which earlier `vfork` children of this thread have executed
+/// programs. No exec of this thread is under way.
+pub(crate) fn take_back_left() {
+    for place in Left::ours() {
+        let base = place.base.load(Ordering::Relaxed);
+        let len = place.len.load(Ordering::Relaxed);
+        // SAFETY: mapped by `Environment::copy` with this length, and not dropped since. The exec
+        // that was given it is over.
+        unsafe { memory::unmap(base, len) };
+        place.thread.store(0, Ordering::Relaxed);
     }
 }
 

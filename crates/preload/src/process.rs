@@ -10,7 +10,7 @@ use toehold_sockets::{
 };
 
 use crate::confinement::before_namespaces;
-use crate::environment::Environment;
+use crate::environment::{Environment, take_back_left};
 use crate::following::{Event, Followed, follow};
 use crate::fork::forked;
 use crate::program::{Forecast, Scratch, Target, breaks_on_library, forecast};
@@ -144,6 +144,9 @@ pub(crate) unsafe fn execute(
     if !can_be_read(target, environment) {
         // The kernel refuses it.
         return call(environment);
+    }
+    if !is_confined() {
+        take_back_left();
     }
     let mut scratch = scratch();
     // SAFETY: the caller's promise.

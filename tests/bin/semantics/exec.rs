@@ -58,6 +58,13 @@ pub(crate) const CASES: &[Case] = &[
         "vfork_child_writes_to_its_own_number_of_a_connection",
         |pair| inherited(pair, by_vfork_that_duplicates),
     ),
+    Case::pair("vfork_children_that_execute_leave_no_memory", |pair| {
+        leaves_no_memory(pair, true);
+    }),
+    Case::pair(
+        "vfork_children_that_inherit_and_execute_leave_no_memory",
+        |pair| leaves_no_memory(pair, false),
+    ),
 ];
 
 /// Executes this program again, in another role.
@@ -617,6 +624,48 @@ fn by_vfork(target: Fd, prepare: impl Fn(Fd)) {
         let child = libc::vfork();
         if child == 0 {
             prepare(target);
+            libc::execv(path, arguments.as_ptr());
+            libc::_exit(1);
+        }
+        child
+    };
+    assert_eq!(sys::wait_for(child), "exit 0");
+}
+
+/// Many children that share the program's memory execute programs. With `closes`, an exec closes
+/// the connection.
+fn leaves_no_memory(pair: &Pair, closes: bool) {
+    const FIRST: usize = 8;
+    const CHILDREN: usize = 200;
+    /// Fewer than each child could leave.
+    const PAGES_MAX: u64 = CHILDREN as u64 / 2;
+    if !pair.server() {
+        let flags = if closes { libc::FD_CLOEXEC } else { 0 };
+        sys::fcntl(pair.fd, libc::F_SETFD, flags).value();
+        (0..FIRST).for_each(|_| by_vfork_to_nothing());
+        let before = mapped_pages();
+        (0..CHILDREN).for_each(|_| by_vfork_to_nothing());
+        let more = mapped_pages().saturating_sub(before);
+        pair.say("no memory is left behind", more < PAGES_MAX);
+    }
+    pair.step();
+}
+
+/// Pages of address space of this process.
+fn mapped_pages() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").expect("proc");
+    let pages = text.split_whitespace().next().expect("a field");
+    pages.parse().expect("a number")
+}
+
+fn by_vfork_to_nothing() {
+    let path = sys::text(c"/bin/true");
+    let arguments = [path, std::ptr::null()];
+    // SAFETY: as in `by_vfork`.
+    #[expect(deprecated, reason = "what is tested is vfork itself")]
+    let child = unsafe {
+        let child = libc::vfork();
+        if child == 0 {
             libc::execv(path, arguments.as_ptr());
             libc::_exit(1);
         }

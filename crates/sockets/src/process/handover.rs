@@ -94,8 +94,9 @@ const OFFERED: u32 = 2;
 /// The preparations for an exec, which must be undone when it fails.
 #[must_use]
 pub struct Departure {
-    /// The handover: its descriptor and its mapping.
-    handover: Option<(OwnedFd, Handover)>,
+    /// The hand-over: its descriptor and its mapping. A `vfork` child has given the mapping up: the
+    /// memory is its parent's, and the exec does not unmap it.
+    handover: Option<(OwnedFd, Option<Handover>)>,
     /// This is a `vfork` child: its parent keeps everything that the child gives up.
     borrowed: bool,
     /// Nothing was held, so nothing was done.
@@ -146,11 +147,7 @@ impl Handover {
         let ours = header.magic == MAGIC
             && header.pid == sys::getpid()
             && header.count as usize <= capacity;
-        if !ours {
-            handover.close();
-            return None;
-        }
-        Some(handover)
+        ours.then_some(handover)
     }
 
     fn header(&self) -> &Header {
@@ -193,8 +190,10 @@ impl Handover {
         self.header_mut().count += 1;
         true
     }
+}
 
-    fn close(self) {
+impl Drop for Handover {
+    fn drop(&mut self) {
         // SAFETY: mapped by `create` or `open` with this length; used through `self` only.
         unsafe { memfd::unmap(self.base, Handover::bytes(self.capacity)) };
     }
@@ -264,7 +263,7 @@ pub fn before_exec(follows: bool) -> Departure {
         None => {}
     }
     Departure {
-        handover,
+        handover: handover.map(|(fd, handed_on)| (fd, Some(handed_on).filter(|_| !borrowed))),
         borrowed,
         idle: false,
     }
@@ -363,9 +362,10 @@ pub fn exec_failed(departure: Departure) {
     if departure.idle {
         return;
     }
-    if let Some((_, handover)) = departure.handover {
+    if let Some((fd, handover)) = departure.handover {
         set_close_on_exec(table::fd(), true);
-        for record in handover.records() {
+        let handover = handover.or_else(|| Handover::open(fd.as_fd()));
+        for record in handover.iter().flat_map(Handover::records) {
             close_all([record.slab_fd, record.pair_fd]);
             if record.flags & LOCKED != 0 {
                 if let Some(entry) = table::entry(record.entry) {
@@ -377,12 +377,13 @@ pub fn exec_failed(departure: Departure) {
         lock::keeps_none();
         if departure.borrowed {
             let place = table::table().and_then(|table| holders::join(&table, sys::getpid()));
-            each_handed_on(&handover, |entry| {
-                holders::count_out(entry, place);
-            });
+            if let Some(handover) = &handover {
+                each_handed_on(handover, |entry| {
+                    holders::count_out(entry, place);
+                });
+            }
             holders::leave_family(sys::getpid());
         }
-        handover.close();
     }
     if !departure.borrowed {
         if let Some(table) = table::table() {
@@ -438,7 +439,6 @@ pub fn take_over_from(handover_fd: i32) {
     if known {
         adapter::send_hello_once();
     }
-    handover.close();
 }
 
 /// Enters one descriptor of the former program.
