@@ -185,11 +185,20 @@ pub(crate) fn end_unheld(table: &Table, entry: &Entry) -> bool {
 /// This process has left the connection to others: shows one of them to `toehold status`. A child
 /// has inherited the descriptor's number; where the child has moved it, `closing` has shown that.
 pub(crate) fn show_another(entry: &Entry) {
+    if let Some(table) = table::table() {
+        show_another_of(&table, entry);
+    }
+}
+
+fn show_another_of(table: &Table, entry: &Entry) {
+    let me = process::pid();
     // Relaxed: status takes momentary values.
-    if entry.pid.load(Ordering::Relaxed) == process::pid()
-        && let Some(other) = table::table().and_then(|table| table.another_holder(entry))
+    if entry.pid.load(Ordering::Relaxed) == me
+        && let Some(other) = table.another_holder(entry)
     {
-        entry.pid.store(other, Ordering::Relaxed);
+        // A process that shows itself at this moment is the better answer: the other may leave.
+        let shown = &entry.pid;
+        let _ = shown.compare_exchange(me, other, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -292,5 +301,37 @@ mod tests {
             assert_eq!(table.end_unheld(&entry, table.join(us)), !is_held);
             assert_eq!(entry.state.load(Ordering::Relaxed), state(is_held));
         }
+    }
+
+    #[test]
+    fn process_that_shows_itself_stays_shown() {
+        const ROUNDS: usize = 20_000;
+        const SHOWN: u32 = 1004;
+        let (table, entry) = (table(), Entry::default());
+        toehold_stream::holders::begin(&entry, table.join(process::pid()));
+        enter(&entry, table.join(sys::parent()));
+        let turn = AtomicUsize::new(0);
+        let shown_again = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..ROUNDS {
+                    while turn.load(Ordering::Acquire) != 2 * round + 1 {
+                        core::hint::spin_loop();
+                    }
+                    entry.pid.store(SHOWN, Ordering::Relaxed);
+                    turn.store(2 * round + 2, Ordering::Release);
+                }
+            });
+            let shown = (0..ROUNDS).filter(|round| {
+                entry.pid.store(process::pid(), Ordering::Relaxed);
+                turn.store(2 * round + 1, Ordering::Release);
+                show_another_of(&table, &entry);
+                while turn.load(Ordering::Acquire) != 2 * round + 2 {
+                    core::hint::spin_loop();
+                }
+                entry.pid.load(Ordering::Relaxed) != SHOWN
+            });
+            shown.count()
+        });
+        assert_eq!(shown_again, 0);
     }
 }
