@@ -40,6 +40,10 @@ pub(crate) const CASES: &[Case] = &[
         "vfork_child_of_a_confined_program_leaves_unread_bytes_to_its_parent",
         guest_closes,
     ),
+    Case::pair(
+        "confined_program_with_unread_bytes_executes_another",
+        executes_with_unread_bytes,
+    ),
     Case::roles(
         "program_that_begins_confined_serves_itself",
         begins_confined,
@@ -427,6 +431,26 @@ fn guest_closes(pair: &Pair) {
         pair.step();
     }
     sys::exit_now(0);
+}
+
+/// The filter kills for calls that neither the program makes nor the one that it executes. The exec
+/// closes the connection.
+fn executes_with_unread_bytes(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"never read");
+        pair.step();
+        sys::exit_now(0);
+    }
+    pair.arrived(pair.fd, 10);
+    sys::fcntl(pair.fd, libc::F_SETFD, libc::FD_CLOEXEC).value();
+    pair.step();
+    let (kill, allow) = (libc::SECCOMP_RET_KILL_PROCESS, libc::SECCOMP_RET_ALLOW);
+    set_filter(by_prctl, &[libc::SYS_getpid, libc::SYS_fcntl], kill, allow);
+    let program = c"/bin/true".as_ptr();
+    let arguments = [program, std::ptr::null()];
+    // SAFETY: a live text, and a list that ends with null.
+    unsafe { libc::execv(program, arguments.as_ptr()) };
+    panic!("exec failed: {}", std::io::Error::last_os_error());
 }
 
 /// A child's filter does not affect other processes.

@@ -72,6 +72,9 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         let result = unsafe { real::close_range(first, last, flags) };
         if result == 0 && flags & CLOSE_RANGE_CLOEXEC != 0 {
             descriptors::close_fresh_on_exec(first, last);
+            if kept_bytes::has_any() && !confinement::is_guest() {
+                kept_bytes::close_range_on_exec(first, last);
+            }
         }
         return result;
     }
@@ -108,7 +111,7 @@ pub unsafe fn closefrom(first: c_int) {
 /// `dup(2)`.
 pub unsafe fn dup(fd: c_int) -> c_int {
     let result = unsafe { real::dup(fd) };
-    note_duplicate(fd, result)
+    note_duplicate(fd, result, false)
 }
 
 /// `dup2(2)`.
@@ -117,7 +120,7 @@ pub unsafe fn dup2(from: c_int, to: c_int) -> c_int {
     let result = passive_open::told_after(is_listener_over, || unsafe { real::dup2(from, to) });
     match from == to {
         true => result,
-        false => note_duplicate(from, result),
+        false => note_duplicate(from, result, false),
     }
 }
 
@@ -126,11 +129,12 @@ pub unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     let is_listener_over = before_replacing(from, to, flags);
     let call = || unsafe { real::dup3(from, to, flags) };
     let result = passive_open::told_after(is_listener_over, call);
-    note_duplicate(from, result)
+    note_duplicate(from, result, flags & libc::O_CLOEXEC != 0)
 }
 
-/// `to` is a duplicate of `from`, or no descriptor. Returns the result of the call.
-fn note_duplicate(from: c_int, to: c_int) -> c_int {
+/// `to` is a duplicate of `from`, which an exec closes or not, or no descriptor. Returns the result
+/// of the call.
+fn note_duplicate(from: c_int, to: c_int, closes_on_exec: bool) -> c_int {
     if to >= 0 && listener::are_any() {
         errno::keep(|| listener::duplicated(from));
     }
@@ -143,7 +147,7 @@ fn note_duplicate(from: c_int, to: c_int) -> c_int {
             return to;
         }
         kept_bytes::closing(to);
-        if !kept_bytes::duplicated(from, to) {
+        if !kept_bytes::duplicated(from, to, closes_on_exec) {
             // The duplicate would read past the kept bytes.
             unsafe { real::close(to) };
             errno::set(libc::EMFILE);
@@ -280,7 +284,12 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     let result = unsafe { real::fcntl(fd, command, argument) };
     if result >= 0 {
         match command {
-            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return note_duplicate(fd, result),
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+                return note_duplicate(fd, result, command == libc::F_DUPFD_CLOEXEC);
+            }
+            libc::F_SETFD if kept_bytes::has_any() && connection::at(fd).is_none() => {
+                note_close_on_exec(fd, argument as c_int & libc::FD_CLOEXEC != 0);
+            }
             libc::F_SETFD if descriptors::is_noted(fd) => {
                 let is_set = argument as c_int & libc::FD_CLOEXEC != 0;
                 descriptors::change_fresh(fd, FRESH_CLOEXEC, is_set);
@@ -310,6 +319,15 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
         }
     }
     result
+}
+
+/// The program has set whether an exec closes a descriptor, which may have kept bytes. A `vfork`
+/// child sets that of its own descriptors.
+#[cold]
+fn note_close_on_exec(fd: c_int, closes: bool) {
+    if !confinement::is_guest() {
+        kept_bytes::set_close_on_exec(fd, closes);
+    }
 }
 
 /// `fcntl(2)` (include/uapi/asm-generic/fcntl.h).
@@ -359,8 +377,13 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
             let kept = c_int::try_from(kept_bytes::unread(fd)).unwrap_or(c_int::MAX);
             *count = count.saturating_add(kept);
         }
-        if result == 0 && [FIOCLEX, FIONCLEX].contains(&request) && descriptors::is_noted(fd) {
-            descriptors::change_fresh(fd, FRESH_CLOEXEC, request == FIOCLEX);
+        if result == 0 && [FIOCLEX, FIONCLEX].contains(&request) {
+            if kept_bytes::has_any() {
+                note_close_on_exec(fd, request == FIOCLEX);
+            }
+            if descriptors::is_noted(fd) {
+                descriptors::change_fresh(fd, FRESH_CLOEXEC, request == FIOCLEX);
+            }
         }
         if result == 0 && descriptors::is_noted(fd) && argument != 0 {
             if request == libc::FIONBIO as c_ulong {

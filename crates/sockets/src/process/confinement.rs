@@ -8,7 +8,7 @@
 //! It leaves in the same way before a program gets children in another pid namespace, and when it
 //! cannot see the program's requests to the kernel ([`crate::uring`]).
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use libc::iovec;
 use toehold_channel::table::{EntryState, Mode, Reason};
@@ -32,8 +32,8 @@ const SETTLE_NS: u64 = 4_000_000;
 
 static CONFINED: AtomicBool = AtomicBool::new(false);
 
-/// The process that the library has left.
-static LEFT_BY: AtomicU32 = AtomicU32::new(0);
+/// This process is a forked child of the one that the library has left.
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 /// True when the library has left because of a filter: it makes no system calls of its own.
 pub fn is_confined() -> bool {
@@ -187,7 +187,6 @@ pub(crate) fn leave_process(reason: Reason) -> bool {
         return false;
     }
     errno::keep(|| {
-        LEFT_BY.store(process::pid(), Ordering::Relaxed);
         express::end();
         send_liveness_settings();
         descriptors::for_each(0, u32::MAX, |fd, kind| {
@@ -233,8 +232,10 @@ pub fn end_vfork() {
     }
 }
 
-/// This confined process is a forked child: threads that wait in `vfork` exist only in the parent.
+/// This process, which the library has left, is a forked child: threads that wait in `vfork` exist
+/// only in the parent.
 pub(crate) fn forked() {
+    IS_CHILD.store(true, Ordering::Relaxed);
     for place in &IN_VFORK {
         place.store(0, Ordering::Relaxed);
     }
@@ -253,15 +254,15 @@ pub(crate) fn is_guest() -> bool {
 
 /// The program is about to execute another one, which will not find the kept bytes of descriptors
 /// that stay open. Connections of a forked child that are not standard streams are probably leaked
-/// ([`crate::process::handover`]).
+/// ([`crate::process::handover`]). Makes system calls for such a connection only: it cannot go on
+/// without them, whatever a filter does to the program for them.
 pub fn before_exec_with_kept_bytes() {
     if !kept_bytes::has_any() {
         return;
     }
-    let is_child = sys::getpid() != LEFT_BY.load(Ordering::Relaxed);
-    kept_bytes::each(|fd| {
-        let flags = sys::fcntl(fd, libc::F_GETFD, 0);
-        if flags & libc::FD_CLOEXEC as isize == 0 && (fd < 3 || !is_child) {
+    let is_child = IS_CHILD.load(Ordering::Relaxed) || is_guest();
+    kept_bytes::each(|fd, closes_on_exec| {
+        if !closes_on_exec && (fd < 3 || !is_child) {
             give_up_kept_bytes(fd);
         }
     });
@@ -306,7 +307,9 @@ fn leave(connection: &Connection, reason: Reason) {
         if !same {
             return;
         }
-        match kept_bytes::enter(fd, bytes) {
+        let flags = sys::fcntl(fd, libc::F_GETFD, 0);
+        let closes_on_exec = flags & libc::FD_CLOEXEC as isize != 0;
+        match kept_bytes::enter(fd, bytes, closes_on_exec) {
             Some(descriptor) => {
                 membership::each_instance(connection, fd, |instance, events, data| {
                     descriptor.register(instance, events, data);

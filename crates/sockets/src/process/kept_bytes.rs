@@ -10,7 +10,7 @@
 //! serves it.
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use libc::{epoll_event, iovec, pollfd};
 use toehold_freestanding::guarded;
@@ -89,6 +89,8 @@ pub(crate) struct KeptDescriptor {
     /// The descriptor's number, plus one; 0: free; [`CLAIMED`]: a thread is filling it.
     fd: AtomicI32,
     kept: AtomicPtr<Kept>,
+    /// An exec closes the descriptor. Recorded here, because the question may be forbidden.
+    closes_on_exec: AtomicBool,
     members: [Membership; INSTANCES_MAX],
 }
 
@@ -112,8 +114,13 @@ pub(crate) fn has_any() -> bool {
     USED.load(Ordering::Relaxed) != 0
 }
 
-/// Records `kept` as the bytes of `fd`. `None` when there is no room for another descriptor.
-pub(crate) fn enter(fd: i32, kept: *mut Kept) -> Option<&'static KeptDescriptor> {
+/// Records `kept` as the bytes of `fd`, which an exec closes or not. `None` when there is no room
+/// for another descriptor.
+pub(crate) fn enter(
+    fd: i32,
+    kept: *mut Kept,
+    closes_on_exec: bool,
+) -> Option<&'static KeptDescriptor> {
     let descriptor = DESCRIPTORS
         .iter()
         .find(|descriptor| claim(&descriptor.fd))?;
@@ -121,6 +128,7 @@ pub(crate) fn enter(fd: i32, kept: *mut Kept) -> Option<&'static KeptDescriptor>
         member.instance.store(0, Ordering::Relaxed);
     }
     descriptor.kept.store(kept, Ordering::Relaxed);
+    (descriptor.closes_on_exec).store(closes_on_exec, Ordering::Relaxed);
     // Release pairs with the Acquire load in `find`.
     descriptor.fd.store(fd + 1, Ordering::Release);
     USED.fetch_add(1, Ordering::Relaxed);
@@ -140,6 +148,7 @@ impl KeptDescriptor {
         KeptDescriptor {
             fd: AtomicI32::new(0),
             kept: AtomicPtr::new(null_mut()),
+            closes_on_exec: AtomicBool::new(false),
             members: [const {
                 Membership {
                     instance: AtomicI32::new(0),
@@ -234,14 +243,34 @@ pub(crate) fn drop_unread(fd: i32) -> bool {
     kept.taken.swap(len, Ordering::Relaxed) < len
 }
 
-/// All descriptors with kept bytes.
+/// All descriptors with kept bytes, and whether an exec closes each.
 #[cold]
-pub(crate) fn each(mut each: impl FnMut(i32)) {
+pub(crate) fn each(mut each: impl FnMut(i32, bool)) {
     for descriptor in &DESCRIPTORS {
         // Acquire pairs with the Release store in `enter`.
         let fd = descriptor.fd.load(Ordering::Acquire) - 1;
         if fd >= 0 && descriptor.is_ready() {
-            each(fd);
+            each(fd, descriptor.closes_on_exec.load(Ordering::Relaxed));
+        }
+    }
+}
+
+/// The program has set whether an exec closes `fd`.
+#[cold]
+pub(crate) fn set_close_on_exec(fd: i32, closes: bool) {
+    if let Some(descriptor) = find(fd) {
+        // Relaxed: only the word itself is used.
+        descriptor.closes_on_exec.store(closes, Ordering::Relaxed);
+    }
+}
+
+/// An exec closes all from `first` to `last`.
+#[cold]
+pub(crate) fn close_range_on_exec(first: u32, last: u32) {
+    for descriptor in &DESCRIPTORS {
+        let fd = descriptor.fd.load(Ordering::Relaxed) - 1;
+        if u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
+            set_close_on_exec(fd, true);
         }
     }
 }
@@ -356,11 +385,14 @@ pub(crate) fn closing_range(first: u32, last: u32) {
     }
 }
 
-/// `to` is a duplicate of `from` now. False when there is no room for another descriptor, so that
-/// the duplicate would miss the kept bytes.
+/// `to` is a duplicate of `from` now, which an exec closes or not. False when there is no room for
+/// another descriptor, so that the duplicate would miss the kept bytes.
 #[cold]
-pub(crate) fn duplicated(from: i32, to: i32) -> bool {
-    find(from).is_none_or(|descriptor| enter(to, descriptor.kept.load(Ordering::Relaxed)).is_some())
+pub(crate) fn duplicated(from: i32, to: i32, closes_on_exec: bool) -> bool {
+    find(from).is_none_or(|descriptor| {
+        let kept = descriptor.kept.load(Ordering::Relaxed);
+        enter(to, kept, closes_on_exec).is_some()
+    })
 }
 
 /// True when one of these descriptors has kept bytes, so that the kernel's answer must be
@@ -521,7 +553,7 @@ mod tests {
             have_elements && FDS.iter().all(|&fd| find(fd).is_none())
         };
         let enter = |fd| {
-            let _ = enter(fd, kept as *mut Kept);
+            let _ = enter(fd, kept as *mut Kept, true);
         };
         assert_eq!(at_once(enter, is_right), 0, "descriptors lost their bytes");
     }
@@ -554,7 +586,7 @@ mod tests {
     fn edge_is_reported_again_behind_the_last_byte() {
         const INSTANCE: i32 = 4;
         const WANTED: u32 = (libc::EPOLLIN | libc::EPOLLET) as u32;
-        let descriptor = enter(2001, bytes(5)).expect("room");
+        let descriptor = enter(2001, bytes(5), true).expect("room");
         descriptor.register(INSTANCE, WANTED, 43);
         let mut events = [epoll_event { events: 0, u64: 0 }];
         let mut report = || add_events(INSTANCE, &mut events, 0);
@@ -576,7 +608,7 @@ mod tests {
 
     #[test]
     fn bytes_that_a_full_pipe_did_not_take_stay() {
-        enter(2002, bytes(5)).expect("room");
+        enter(2002, bytes(5), true).expect("room");
         let take = |taken| take_by(2002, 4, move |_, _| taken);
         assert_eq!(take(Ok(3)), Some(3));
         assert_eq!(unread(2002), 2);
@@ -590,7 +622,7 @@ mod tests {
     fn one_shot_is_reported_once_and_not_before_there_is_room() {
         const INSTANCE: i32 = 3;
         const WANTED: u32 = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
-        let descriptor = enter(2000, bytes(1)).expect("room");
+        let descriptor = enter(2000, bytes(1), true).expect("room");
         descriptor.register(INSTANCE, WANTED, 42);
         let mut events = [epoll_event { events: 0, u64: 0 }];
         assert_eq!(add_events(INSTANCE, &mut [], 0), 0);

@@ -83,9 +83,9 @@ pub fn after_fork_in_parent(result: i64) {
 pub extern "C" fn after_fork_in_child() {
     if !process::is_started() {
         if kept_bytes::has_any() {
-            match confinement::is_confined() {
-                true => confinement::forked(),
-                false => process::forked(),
+            confinement::forked();
+            if !confinement::is_confined() {
+                process::forked();
             }
         }
         return;

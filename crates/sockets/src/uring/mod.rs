@@ -363,7 +363,7 @@ fn is_served() -> bool {
 #[cold]
 fn leave_all_to_kernel() {
     confinement::leave_process(Reason::UnseenWaits);
-    kept_bytes::each(confinement::give_up_kept_bytes);
+    kept_bytes::each(|fd, _| confinement::give_up_kept_bytes(fd));
 }
 
 /// `io_uring_setup` has made the ring at `fd`.
