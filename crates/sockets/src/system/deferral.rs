@@ -35,7 +35,7 @@ use crate::system::{errno, faults, real, sys};
 #[derive(Debug)]
 pub(crate) struct Thread {
     /// The thread's pointer; 0 is a free place. A thread that ends leaves its place to the next one
-    /// with this pointer.
+    /// with this pointer, or to one that finds no free place ([`take_from_ended`]).
     pointer: AtomicUsize,
     /// Written only by the thread: its process in the upper half, the depth of its sections in the
     /// lower half. With another process (before a fork) the depth counts as 0.
@@ -92,13 +92,16 @@ fn place_of(pointer: usize) -> Option<&'static Thread> {
 
 #[cold]
 fn search(pointer: usize) -> Option<&'static Thread> {
-    let found = places(pointer).find(|thread| {
+    let has = |thread: &&Thread| {
         let at = &thread.pointer;
         at.load(Ordering::Relaxed) == pointer
             || at
                 .compare_exchange(0, pointer, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok()
-    });
+    };
+    let found = places(pointer)
+        .find(has)
+        .or_else(|| take_from_ended(pointer));
     if found.is_none() {
         // Relaxed: as the words of a place, see `is_one_inside`.
         HAS_OTHERS.store(true, Ordering::Relaxed);
@@ -106,7 +109,66 @@ fn search(pointer: usize) -> Option<&'static Thread> {
     found
 }
 
+/// The time between two looks for ended threads, if the first look has found none: a thread without
+/// a place looks at each of its sections.
+const BETWEEN_LOOKS_NS: u64 = 1_000_000;
+/// When a look last found none.
+static LOOKED_NS: AtomicU64 = AtomicU64::new(0);
+
+/// Takes the place of a thread that has ended. Programs that begin and end many threads need this,
+/// because libc maps most of them at new addresses.
+#[cold]
+fn take_from_ended(pointer: usize) -> Option<&'static Thread> {
+    let now = sys::now_ns();
+    if now.saturating_sub(LOOKED_NS.load(Ordering::Relaxed)) < BETWEEN_LOOKS_NS {
+        return None;
+    }
+    let takes = |thread: &&Thread| {
+        let before = thread.pointer.load(Ordering::Relaxed);
+        before != GIVEN_UP && has_ended(before) && thread.change_hands(before, pointer)
+    };
+    let taken = places(pointer).find(takes);
+    if taken.is_none() {
+        LOOKED_NS.store(now, Ordering::Relaxed);
+        return None;
+    }
+    // A handler that ran meanwhile may have found a place for this thread, too. All sections of the
+    // thread count in the first of its places.
+    places(pointer).find(|thread| thread.pointer.load(Ordering::Relaxed) == pointer)
+}
+
+/// Instead of a pointer: nobody's place any more.
+const GIVEN_UP: usize = 1;
+
+/// True when there is surely no thread with this pointer. On x86-64 the word at the thread pointer
+/// is the thread pointer itself (ELF Handling for Thread-Local Storage, 3.4.6). While libc keeps
+/// the memory of an ended thread for its next one, the thread seems alive.
+fn has_ended(pointer: usize) -> bool {
+    cfg!(target_arch = "x86_64") && errno::is_of_libc() && !sys::may_hold(pointer, pointer as u32)
+}
+
 impl Thread {
+    /// The thread `before` has ended, and its place becomes that of the calling thread, `pointer`.
+    /// False when another thread has the place now.
+    fn change_hands(&self, before: usize, pointer: usize) -> bool {
+        let is_taken = self
+            .pointer
+            .compare_exchange(before, pointer, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok();
+        if is_taken && !has_ended(before) {
+            // A new thread has got the pointer of the ended one since, and may be in a section
+            // here: neither thread can have the place.
+            self.pointer.store(GIVEN_UP, Ordering::Relaxed);
+            return false;
+        }
+        if is_taken {
+            // The former thread may have ended inside a section.
+            self.sections.store(0, Ordering::Relaxed);
+            self.waits.store(0, Ordering::Relaxed);
+        }
+        is_taken
+    }
+
     /// Sections that the thread is in.
     fn depth(&self) -> u32 {
         let word = self.sections.load(Ordering::Relaxed);
@@ -537,5 +599,39 @@ mod tests {
         assert_eq!(runs(), 1);
         assert!(before.end_a_transfer() && before.end_a_wait());
         assert_eq!(told(SIGNAL), (libc::SIG_DFL, libc::SA_RESETHAND));
+    }
+
+    /// Each thread has memory at an address of its own, which is gone when the thread has ended.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn threads_that_have_ended_leave_their_places_to_others() {
+        const PAGE_BYTES: usize = 4096;
+        const COUNT: usize = 5 * THREADS_MAX;
+        // Finds out where libc has it.
+        errno::get();
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let (nobody, nothing) = (core::ptr::null_mut(), libc::PROT_NONE);
+        // SAFETY: a fresh mapping.
+        let base = unsafe { libc::mmap(nobody, COUNT * PAGE_BYTES, nothing, flags, -1, 0) };
+        assert_ne!(base, libc::MAP_FAILED);
+        let protect = |page: *mut c_void, protection: c_int| {
+            // SAFETY: a page of the mapping.
+            assert_eq!(unsafe { libc::mprotect(page, PAGE_BYTES, protection) }, 0);
+        };
+        let without_a_place = (0..COUNT).filter(|n| {
+            let page = base.wrapping_byte_add(n * PAGE_BYTES);
+            protect(page, libc::PROT_READ | libc::PROT_WRITE);
+            // SAFETY: writable, by the call above.
+            unsafe { page.cast::<usize>().write(page as usize) };
+            let place = place_of(page as usize);
+            if let Some(thread) = place {
+                assert_eq!(thread.depth(), 0);
+                // It ends inside a section.
+                thread.enter();
+            }
+            protect(page, nothing);
+            place.is_none()
+        });
+        assert_eq!(without_a_place.count(), 0);
     }
 }

@@ -4,7 +4,7 @@
 /// call.
 pub(crate) const LEFT_CHANNEL: i32 = i32::MAX;
 
-pub(crate) use toehold_freestanding::errno::{get, set, thread};
+pub(crate) use toehold_freestanding::errno::{get, is_of_libc, set, thread};
 
 /// Not an errno: the connection will never be accepted, so it goes back to the kernel
 /// ([`crate::express`]).

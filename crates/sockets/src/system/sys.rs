@@ -564,6 +564,16 @@ pub(crate) fn kernel_can_read(address: *const u8) -> bool {
     unsafe { call!(SYS_rt_sigprocmask, NOTHING, mask, 0, 8) != -(libc::EFAULT as isize) }
 }
 
+/// False when the four bytes at `address`, which is aligned to them, are surely not `value`: they
+/// are others, or there is no memory. The kernel compares them (futex(2)), so no thread faults.
+pub(crate) fn may_hold(address: usize, value: u32) -> bool {
+    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    let at_once = timespec(0);
+    // SAFETY: the kernel looks at the address and changes nothing; the time is alive.
+    let result = unsafe { call!(SYS_futex, address, operation, value, &raw const at_once) };
+    result != -(libc::EAGAIN as isize) && result != -(libc::EFAULT as isize)
+}
+
 /// `rt_sigprocmask(2)`: sets this thread's mask.
 pub(crate) fn set_signal_mask(mask: u64) {
     // SAFETY: `mask` is readable for the eight bytes that the kernel's masks have.
