@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::Case;
-use crate::role::{Pair, Role, await_events, receive_all, send_all, shown};
+use crate::role::{Pair, Role, await_events, drain, receive_all, send_all, shown};
 use crate::sys::{self, Fd, Ret, ret};
 
 pub(crate) const CASES: &[Case] = &[
@@ -16,6 +16,7 @@ pub(crate) const CASES: &[Case] = &[
         "what_has_no_place_is_not_received_locally",
         receive_to_nowhere,
     ),
+    Case::pair("bad_part_of_a_message_ends_sendmmsg", several_messages),
     Case::pair("waits_refuse_bad_pointers", wait_nowhere),
     Case::roles("bad_addresses_of_new_sockets_are_refused", new_sockets),
     Case::pair("bad_addresses_of_connections_are_refused", connected),
@@ -122,6 +123,31 @@ fn send_from_nowhere(pair: &Pair) {
     }
     send_all(fd, b"after");
     pair.step();
+}
+
+/// A message of which only a part was sent is the last one: the program goes on with its rest.
+fn several_messages(pair: &Pair) {
+    if !pair.server() {
+        pair.say("all", drain(pair.fd).ends_with("EOF"));
+        return;
+    }
+    let edge = Edge::new();
+    let mut good = vec![b'x'; 1 << 20];
+    let mut first = [
+        part(good.as_mut_ptr().cast(), good.len()),
+        part(edge.at(0), 100),
+    ];
+    let mut second = [part(good.as_mut_ptr().cast(), 4)];
+    let mut messages = [message(&mut first), message(&mut second)].map(|header| libc::mmsghdr {
+        msg_hdr: header,
+        msg_len: 0,
+    });
+    // SAFETY: two messages, whose good parts outlive the call. The kernel refuses the bad part.
+    let sent = ret(unsafe { libc::sendmmsg(pair.fd, messages.as_mut_ptr(), 2, 0) });
+    pair.say("sendmmsg", sent);
+    pair.say("some of the first", messages[0].msg_len > 0);
+    pair.say("of the second", messages[1].msg_len);
+    pair.say("shutdown", sys::shutdown(pair.fd, libc::SHUT_WR));
 }
 
 fn receive_to_nowhere(pair: &Pair) {

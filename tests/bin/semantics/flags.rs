@@ -30,6 +30,7 @@ pub(crate) const CASES: &[Case] = &[
         header_while_moving,
     ),
     Case::pair("recvmmsg_and_sendmmsg_keep_their_books", many_messages),
+    Case::pair("sendmmsg_sends_a_thousand_at_a_time", too_many_messages),
     Case::pair(
         "recvmmsg_heeds_its_time_after_each_message",
         messages_in_time,
@@ -458,6 +459,16 @@ fn recvmsg_flags(pair: &Pair) {
         pair.say("ended", end.ends_with("EOF"));
         let (result, flags) = sys::recvmsg(pair.fd, &mut bytes, 0);
         pair.say("recvmsg at the end", format!("{result} {flags:x}"));
+    }
+}
+
+fn too_many_messages(pair: &Pair) {
+    if pair.server() {
+        let (result, _) = sys::sendmmsg(pair.fd, &[b'x'; 1100], 1100, 0);
+        pair.say("sendmmsg", result);
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        pair.say("received", drain(pair.fd));
     }
 }
 

@@ -462,6 +462,12 @@ unsafe fn recvmmsg_of_kept(
     done as c_int + more.max(0)
 }
 
+/// True when the `sent` bytes of a message are not all of it.
+unsafe fn is_part_of(door: Door, header: &msghdr, sent: usize) -> bool {
+    let list = unsafe { parts(header.msg_iov, door.length(header.msg_iovlen)) };
+    list.is_some_and(|list| buffers::total(list).is_ok_and(|total| sent < total))
+}
+
 /// The kernel sends no more at a time (`UIO_MAXIOV`, `__sys_sendmmsg` in net/socket.c).
 const MESSAGES_MAX: c_uint = 1024;
 
@@ -503,6 +509,7 @@ pub unsafe fn sendmmsg_by(
         }
         return unsafe { door.sendmmsg(fd, messages, count, flags) };
     };
+    let count = count.min(MESSAGES_MAX);
     let mut done = 0;
     while done < count {
         let one = messages.wrapping_add(done as usize);
@@ -515,11 +522,16 @@ pub unsafe fn sendmmsg_by(
         if result < 0 {
             break;
         }
+        let is_part = unsafe { is_part_of(door, &one.msg_hdr, result as usize) };
         if let Err(error) = unsafe { faults::put(result as c_uint, &mut one.msg_len) } {
             errno::set(error);
             break;
         }
         done += 1;
+        if is_part {
+            // The program goes on with the rest of this message (`__sys_sendmmsg` in net/socket.c).
+            break;
+        }
     }
     if done == 0 && count > 0 {
         -1
