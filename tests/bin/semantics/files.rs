@@ -410,6 +410,8 @@ fn refused(pair: &Pair) {
     let directory = std::fs::File::open("/").expect("the root can be read");
     let result = call_sendfile(fd, directory.as_raw_fd(), None, 5);
     pair.say("sendfile of a directory", result);
+    let result = call_sendfile(fd, file.as_raw_fd(), None, usize::MAX);
+    pair.say("sendfile of too many", result);
     pair.say("splice of a file", splice(file.as_raw_fd(), fd, 5, 0));
     pair.say("splice of a connection", splice(fd, fd, 5, 0));
     pair.say("splice of nothing", splice(reader, fd, 0, 0));

@@ -67,6 +67,10 @@ pub(crate) unsafe fn sendfile(
         finish_host_send(connection, result);
         return result;
     }
+    if count > isize::MAX as usize {
+        // The kernel refuses the call (fs/read_write.c, `rw_verify_area`).
+        return kernel(connection.fd);
+    }
     if offset.is_null() && sys::seek_from_here(input, 0) < 0 {
         // The input is a pipe or a socket: the kernel refuses the call, and moves nothing
         // (fs/splice.c, `splice_direct_to_actor`).
