@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use toehold_e2e::host;
 use toehold_e2e::toehold::{Toehold, library};
 
 const ARMS: &str = "name = \"applications\"\nabout = \"A test.\"\nrounds = 1\nwarmup-rounds = 1\n\
@@ -177,6 +178,39 @@ fn tiers_give_the_same_bytes_on_both_paths_and_what_cannot_be_had_is_left_out() 
     assert_eq!(missing["arm"], "nowhere");
     let why = missing["why"].as_str().expect("a sentence");
     assert!(why.contains("Debian package no-package"), "{why}");
+}
+
+/// Only root's run becomes PostgreSQL's own user. Another user's database has that name, too.
+#[test]
+fn a_user_of_any_name_measures_pgbench() {
+    // SAFETY: takes nothing, cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return host::skipped("only root can become another user");
+    }
+    if host::require(["initdb", "postgres", "pgbench", "setpriv"]).is_none() {
+        return;
+    }
+    let is_wanted = |table: &&str| match table.split("]]").next() {
+        Some("arm") => table.contains("name = \"kernel\"") || table.contains("name = \"direct\""),
+        Some("block") => table.contains("application = \"pgbench\""),
+        _ => true,
+    };
+    let plan = include_str!("../../lab/plans/headline.toml");
+    let plan = plan.replace("rounds = 10", "rounds = 1\nwarmup-rounds = 0");
+    let tables: Vec<&str> = plan.split("\n[[").filter(is_wanted).collect();
+    let user = Toehold::start_as("daemon");
+    fs::write(user.dir().join("plan.toml"), tables.join("\n[[")).expect("room");
+    let mut command = user.command(toehold_e2e::Path::Host, user.program());
+    command.args(["lab", "run", "--json", "--out", "run", "plan.toml"]);
+    command.env("TOEHOLD_LIB", user.files().1);
+    let output = command.output().expect("toehold runs");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let record: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    for sample in record["samples"].as_array().expect("samples") {
+        assert!(sample["failure"].is_null(), "{sample}");
+    }
+    assert_eq!(record["stayed"], serde_json::json!([]));
 }
 
 #[test]
