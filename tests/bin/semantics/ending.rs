@@ -42,6 +42,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("reset_is_reported_once", reset_once),
     Case::pair("reset_after_data_leaves_the_data", reset_after_data),
     Case::pair(
+        "reset_behind_data_of_a_connection_that_leaves_its_rings_is_an_event",
+        reset_behind_data,
+    ),
+    Case::pair(
         "reset_after_data_is_told_first_by_recvmmsg",
         reset_told_first,
     ),
@@ -393,6 +397,38 @@ fn reset_after_data(pair: &Pair) {
         pair.say("events", all_events(pair));
         pair.say("received", drain(pair.fd));
         pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+    }
+}
+
+/// The client sets an option that only the kernel serves. Its receive finds all bytes, and behind
+/// them a reset, which stays for later calls.
+fn reset_behind_data(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"data before the reset");
+        pair.step();
+        pair.step();
+        // The direction follows the request of the other end.
+        pair.say("send", sys::send(pair.fd, b"", 0));
+        linger(pair.fd, 0);
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        let epoll = sys::epoll_create();
+        let wanted = libc::EPOLLIN | libc::EPOLLRDHUP;
+        sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, pair.fd, wanted, 1).value();
+        let look = || format!("{:x?}", sys::epoll_wait(epoll, 4, 0));
+        pair.step();
+        pair.arrived(pair.fd, 21);
+        pair.say("data", look());
+        sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_OOBINLINE, 1).value();
+        pair.step();
+        pair.step();
+        await_events(pair.fd, libc::POLLHUP);
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 64], 0));
+        pair.say("reset", look());
+        pair.say("events", all_events(pair));
+        pair.say("SO_ERROR", sys::socket_error(pair.fd));
+        pair.say("end", look());
     }
 }
 

@@ -588,6 +588,7 @@ unsafe fn step(
                 // tcp(7): a receive that has some bytes stops at the urgent mark.
                 return Ok(Step::End);
             }
+            Next::Look if skip > 0 && is_error_next(connection) => return Ok(Step::End),
             Next::Look => seen = look_at_data(connection, end, want, flags)?,
             Next::Data { max } => {
                 let max = usize::try_from(max).unwrap_or(usize::MAX).min(want);
@@ -640,6 +641,17 @@ unsafe fn from_carrier(
         libc::EAGAIN => Ok(Step::Empty),
         error => Err(error),
     }
+}
+
+/// True when the carrier has an error and no bytes before it. A receive that has some bytes ends
+/// there, and leaves the error in the kernel for the next call (tcp_recvmsg_locked: `sk_err`). On a
+/// Unix socket that receive takes the error (unix_stream_read_generic).
+#[cold]
+fn is_error_next(connection: &Connection) -> bool {
+    let number = connection.number();
+    Kind::of(connection) == Kind::Tcp
+        && sys::poll_now(number, 0) & libc::POLLERR != 0
+        && sys::bytes_waiting(number) <= 0
 }
 
 /// Bytes that a receive of at most `limit` would return now, counted without copying or taking them
