@@ -2,7 +2,6 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::layout::{CLOSED_TURN, SIDE_ACQUIRE};
 use toehold_channel::table::{
     Entry, FLAG_ACCEPTED, FLAG_NONBLOCK, FLAG_OFFLOAD, FLAG_SHUT_TX, FLAG_UNSEEN,
 };
@@ -17,19 +16,18 @@ pub(crate) fn turn_of(entry: &Entry) -> Option<Turn> {
 }
 
 /// True when the peer has ended this turn in order: the bytes that it sent before are in the ring,
-/// and nothing follows. No FIN comes on the carrier.
+/// and nothing follows. This stays so when the peer closes the carrier afterwards; until then no
+/// FIN comes on it.
 #[cold]
 pub(crate) fn is_over(connection: &Connection, end: &End<'_>) -> bool {
-    end.theirs().wake.closed.load(SIDE_ACQUIRE).has(CLOSED_TURN)
-        && turn_of(connection.entry).is_some_and(|turn| end.turns().is_ended_by_peer(turn))
+    turn_of(connection.entry).is_some_and(|turn| end.turns().is_ended_by_peer(turn))
 }
 
-/// True when an engine has ended this turn, also if the carrier has ended since: its remote has
-/// sent a FIN, which has not come on the carrier.
+/// True when an engine has ended this turn: its remote has sent a FIN, which has not come on the
+/// carrier.
 #[cold]
 pub(crate) fn has_remote_finished(connection: &Connection, end: &End<'_>) -> bool {
-    connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0
-        && turn_of(connection.entry).is_some_and(|turn| end.turns().is_ended_by_peer(turn))
+    connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0 && is_over(connection, end)
 }
 
 /// The error of a reset after an engine's end of the turn. The FIN of its remote has not come on

@@ -124,9 +124,11 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
         Ok(Incoming::Skip { .. }) => {}
         Err(_) => return POLLIN | POLLERR | POLLHUP,
     }
-    // If the peer has ended the turn, the carrier reports nothing.
     let is_over = hinted && !on_carrier && turns::is_over(connection, end);
-    if on_carrier || hinted && !is_over {
+    // If the peer has ended the turn, the carrier reports nothing, unless the peer has closed the
+    // carrier since.
+    let is_told_by_turn = is_over && !end.has_closed_carrier();
+    if on_carrier || hinted && !is_told_by_turn {
         let mut kernel = sys::poll_now(connection.number(), POLLIN | POLLRDHUP);
         if kernel & POLLERR != 0 && was_closed_cleanly(connection, end) {
             // After an end in order, a TCP socket is half open, unless the program has shut the
@@ -159,7 +161,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     }
     if is_over {
         ready |= POLLIN | POLLRDHUP | hang_up(connection);
-        if end.tx_mode() == Mode::Carrier {
+        if is_told_by_turn && end.tx_mode() == Mode::Carrier {
             // If the program has sent since then, the answer was a reset.
             ready |= sys::poll_now(connection.number(), 0) & POLLHUP;
         }
@@ -201,4 +203,39 @@ pub(crate) fn kernel_interest(connection: &Connection, end: &End<'_>, interest: 
         kernel |= interest & POLLOUT;
     }
     kernel
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use toehold_channel::layout::{CAPACITY_LOG2_MIN, Control as Words};
+    use toehold_channel::table::Entry;
+    use toehold_stream::express::Turn;
+
+    use super::*;
+
+    /// The events of an end, whose peer has ended the turn, and then the carrier.
+    #[test]
+    fn end_of_a_turn_is_reported_until_the_carrier_ends_and_after_that() {
+        let (socket, peer) = UnixStream::pair().expect("a pair");
+        let connection = Connection::of_a_test(socket.as_raw_fd());
+        let words: &Words = Box::leak(Box::default());
+        let mode = &connection.entry.rx_mode;
+        mode.store(Mode::Ring as u32, Ordering::Relaxed);
+        let end = End::new(connection.entry, words, core::ptr::null_mut(), 0);
+        let entry_of_peer = Entry::default();
+        let end_of_peer = End::new(&entry_of_peer, words, core::ptr::null_mut(), 1);
+        end_of_peer.sender().set_capacity(CAPACITY_LOG2_MIN);
+        let look = || events(&connection, &end, POLLIN | POLLRDHUP);
+        assert_eq!(look(), 0);
+        end_of_peer.end_turn(Turn::FIRST);
+        assert_eq!(look(), POLLIN | POLLRDHUP);
+        // The kernel does not know yet.
+        end_of_peer.close(false);
+        assert_eq!(look(), POLLIN | POLLRDHUP);
+        drop(peer);
+        assert_eq!(look(), POLLIN | POLLRDHUP | POLLHUP);
+    }
 }
