@@ -185,6 +185,12 @@ impl Endpoint {
         Ok(is_up)
     }
 
+    /// Makes it too late for the program to ask for unread bytes on the carrier. False when it has
+    /// asked already.
+    pub(super) fn forbid_resend(&self) -> bool {
+        self.end().forbid_resend()
+    }
+
     /// Moves our direction back to the carrier. `ring` is called before the switch is published;
     /// its argument is true when the program must be rung. It returns how many bytes were sent on
     /// the carrier.

@@ -61,10 +61,13 @@ pub(super) enum Opener {
 ///
 /// ```text
 ///   NotYet ─► Finished ─┬─► ToldByTurn
+///                 ▲     │       │ its direction goes to the carrier
+///                 └─────┼───────┤ the program wants unread bytes there first
+///                       │       ▼
 ///                       └─► ToldByCarrier
 /// ```
 ///
-/// The program is told once, when all bytes that have arrived are available to it.
+/// The program is told when all bytes that have arrived are available to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RemoteEnding {
     NotYet,

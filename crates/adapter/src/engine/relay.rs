@@ -366,14 +366,23 @@ impl Flow {
     /// Moves the remote's stream back to the carrier: all unpublished bytes, and those that the
     /// program asks for again. (A program that goes back to the kernel may no longer look at its
     /// ring.)
+    ///
+    /// An end that the turn has told must be on the carrier when the program looks for it there. So
+    /// the carrier ends before the program learns of the switch, unless bytes have to follow.
     fn go_down(&mut self, cx: &mut StepContext<'_>) -> Result<(), Gone> {
         let is_open = self.is_carrier_open();
         let Some(endpoint) = cx.streams.endpoint(self.id) else {
             return Ok(());
         };
+        let is_told = self.remote == RemoteEnding::ToldByTurn;
+        let ends_carrier = is_told && endpoint.forbid_resend();
         let needed_from = endpoint.go_down(|must_ring| {
             if must_ring && is_open {
                 let _ = endpoint.ring(|| self.carrier.ring());
+            }
+            if ends_carrier {
+                // It fails only for a carrier that has ended.
+                let _ = self.carrier.end_sending();
             }
             self.carrier.sent
         })?;
@@ -384,8 +393,10 @@ impl Flow {
         // Copies that were under way are over.
         self.received = self.arrived;
         cx.is_unfinished |= self.received > needed_from;
-        if self.remote == RemoteEnding::ToldByTurn {
-            // On the carrier the program finds the end where the carrier's is.
+        if ends_carrier {
+            self.remote = RemoteEnding::ToldByCarrier;
+        } else if is_told {
+            // The carrier ends behind the bytes that the program has asked for.
             self.remote = RemoteEnding::Finished;
             cx.is_unfinished = true;
         }

@@ -201,6 +201,33 @@ fn end_that_a_turn_has_told_is_told_again_by_the_carrier() {
     assert!(!bench.carrier_is_open());
 }
 
+/// The program looks for the end on the carrier as soon as it learns of the switch.
+#[test]
+fn end_that_a_turn_has_told_is_on_the_carrier_before_the_program_learns_of_the_switch() {
+    for asks_for_bytes in [false, true] {
+        let mut bench = Bench::new();
+        let program = bench.with_turns();
+        bench.remote_says(100);
+        bench.remote_finishes();
+        assert_eq!(bench.turn(), Next::Wait);
+        assert!(bench.carrier_is_open(), "the turn's end tells it");
+        if asks_for_bytes {
+            assert!(program.end().ask_to_resend());
+        }
+        let (engine, streams) = (&mut bench.engine, &mut bench.streams);
+        let mut cx = StepContext::new(bench.now, engine, streams, &mut bench.channels);
+        bench.flow.go_down(&mut cx).expect("sound words");
+        let is_open = bench.carrier_is_open();
+        assert_eq!(is_open, asks_for_bytes, "the bytes come before the end");
+        assert_eq!(bench.turn(), Next::Wait);
+        let mut rest = Vec::new();
+        bench.program.set_nonblocking(false).expect("a socket");
+        bench.program.read_to_end(&mut rest).expect("it ends");
+        let bytes = if asks_for_bytes { 100 } else { 0 };
+        assert!(rest.ends_with(&pattern(bytes)));
+    }
+}
+
 /// The program had to be rung once. The kernel wakes it for the bytes that follow, until the
 /// library sees it waiting.
 #[test]
