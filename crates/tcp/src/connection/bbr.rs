@@ -10,23 +10,27 @@
 //! Startup ends when the bandwidth stops growing, Drain when the queue is empty. After 5 s without
 //! a shorter round trip comes ProbeRtt for 200 ms and at least a round, then Cruise.
 //!
-//! There are four deviations. First, a round with much loss lowers the bound on bytes in flight in
+//! There are five deviations. First, a round with much loss lowers the bound on bytes in flight in
 //! every state, not only while the flow probes. Otherwise a flow left a quarter to CUBIC, because
 //! CUBIC's queue makes the round trip look longer. Second, if losses continue although the flow
-//! yields, the competitor ignores loss, as BBR's first version does. To yield would leave it
-//! everything, so no loss bounds the flow any more, and it probes as often as that version. Third,
-//! once much was lost, the window between two probes is 1.6 products of bandwidth and round trip
-//! instead of 2: with 2, the flow would keep a full product in the queue, which is all of a buffer
-//! of that size. Fourth, bytes whose acknowledgements are gathered (section 5.5.9) count only
-//! within a millisecond, and replace the part of the window that exceeds one product instead of
-//! being added. In the draft's way of counting, the varying shares of a bottleneck look like
+//! yields, the competitor ignores loss ([`super::competition`]). To yield would leave it
+//! everything, so no loss bounds the flow any more, and it probes as often as BBR's first version.
+//! Third, once much was lost, the window between two probes is 1.6 products of bandwidth and round
+//! trip instead of 2: with 2, the flow would keep a full product in the queue, which is all of a
+//! buffer of that size. Fourth, bytes whose acknowledgements are gathered (section 5.5.9) count
+//! only within a millisecond, and replace the part of the window that exceeds one product instead
+//! of being added. In the draft's way of counting, the varying shares of a bottleneck look like
 //! gathered acknowledgements: over a path with jitter the flow took 8 % more of the path beside
-//! CUBIC.
+//! CUBIC. Fifth, losses end Startup, but set no bound on bytes in flight, and the first cycle is
+//! short. A competitor that began at that time has gone on to double its window for a while: with
+//! the draft's bound (BBRHandleQueueTooHighInStartup) and a full cycle, the flow got a third of the
+//! path beside CUBIC and beside BBR's first version in the first 15 seconds.
 //!
 //! A probe ends with the first acknowledgement that shows much loss, and not at the end of its
 //! round: in the rest of the round, the flow would go on to fill the competitor's buffer, and take
 //! 70 to 80 % beside CUBIC.
 
+use super::competition::{Competition, Losses};
 use super::delivery_rate::{Arrival, DeliveryRate};
 use crate::position::Position;
 use crate::time::{Duration, Instant};
@@ -45,14 +49,8 @@ const PROBE_RTT_WINDOW: u64 = 50;
 const PACING_MARGIN: u64 = 99;
 /// Section 5.5.10.2: a round was too fast when more than one byte in `LOSS_PARTS` was lost.
 const LOSS_PARTS: u64 = 50;
-/// Yielding is in vain when much is lost again within `VAIN_ROUNDS` rounds, `VAIN_LOSSES` times in
-/// a row, or when much is lost in `VAIN_LOSSY_ROUNDS` rounds of one episode. CUBIC and Reno give
-/// way within a round, and need more rounds to fill a queue again. BBR's first version does not
-/// give way, and probes every eighth round. Losses within `EPISODE_ROUNDS` rounds have one cause.
-const VAIN_ROUNDS: u64 = 32;
-const VAIN_LOSSES: u8 = 3;
-const VAIN_LOSSY_ROUNDS: u8 = 4;
-const EPISODE_ROUNDS: u64 = 2;
+/// The losses of a probe are noticed up to this many rounds after it.
+const PROBE_LOSS_ROUNDS: u64 = 2;
 /// From this round on, a flow that yields in vain probes again. With Refill and Up, a cycle has
 /// about eight rounds, like that of BBR's first version.
 const VAIN_PROBE_ROUNDS: u64 = 6;
@@ -66,6 +64,8 @@ const KEPT_OF_HEADROOM: u64 = 85;
 const FULL_ROUNDS: u8 = 3;
 /// Section 5.3.3.8: the most rounds between two probes, to coexist with Reno.
 const RENO_ROUNDS_MAX: u64 = 63;
+/// The first cycle lasts this part of a later one. Not in the draft.
+const FIRST_CYCLE_PARTS: u64 = 3;
 const PROBE_RTT_AFTER: Duration = Duration::from_secs(5);
 const MIN_RTT_LASTS: Duration = Duration::from_secs(10);
 const PROBE_RTT_TIME: Duration = Duration::from_millis(200);
@@ -114,12 +114,7 @@ pub(crate) struct Bbr {
     was_limited_by_program: bool,
     /// Rounds since the last probe.
     rounds: u64,
-    /// Rounds since much was lost that no probe of the flow's own explains, and how often much was
-    /// lost soon after the previous time.
-    rounds_without_loss: u64,
-    vain_losses: u8,
-    /// Rounds with much loss in the present or the last episode.
-    lossy_rounds: u8,
+    competition: Competition,
     /// The largest rates of the previous cycle and of this one.
     rates: [u64; 2],
     /// Short-term bounds after loss.
@@ -233,9 +228,7 @@ impl Bbr {
             is_limited_by_program: false,
             was_limited_by_program: false,
             rounds: 0,
-            rounds_without_loss: VAIN_ROUNDS + 1,
-            vain_losses: 0,
-            lossy_rounds: 0,
+            competition: Competition::new(),
             rates: [0; 2],
             rate_low: None,
             in_flight_low: None,
@@ -414,7 +407,7 @@ impl Bbr {
     /// (BBRHandleLostPacket, BBRHandleInflightTooHigh).
     fn answer_losses_of_probe(&mut self, step: &Step) {
         let is_probing = matches!(self.state, State::Refill | State::Up);
-        if !is_probing || !self.is_full || self.yields_in_vain() {
+        if !is_probing || !self.is_full || self.competition.ignores_losses() {
             return;
         }
         let sent = step.in_flight + self.round_lost;
@@ -431,15 +424,19 @@ impl Bbr {
     fn answer_losses(&mut self, step: &Step) {
         let rate = self.round_rate;
         let delivered_bytes = self.delivery.delivered() - self.round_delivered;
-        self.rounds_without_loss += 1;
+        // Data of Startup in flight at its end was sent too fast, which has been answered.
+        let is_late = self.round_end <= self.startup_end;
+        let is_much = self.round_lost * LOSS_PARTS > delivered_bytes + self.round_lost && !is_late;
+        self.competition.end_round(match is_much {
+            false => Losses::Few,
+            true if self.has_just_probed() => Losses::OfOwnProbe,
+            true => Losses::OfOthers,
+        });
         if self.round_lost == 0 {
             return;
         }
-        let is_much = self.round_lost * LOSS_PARTS > delivered_bytes + self.round_lost;
-        // Data of Startup in flight at its end was sent too fast, which has been answered.
-        let is_late = self.round_end <= self.startup_end;
-        let is_much = is_much && !is_late;
-        if self.is_full && !is_late && self.is_in_vain(is_much) {
+        if self.competition.ignores_losses() {
+            self.lift_bounds();
             if is_much && self.state == State::Up {
                 self.begin_down(step);
             }
@@ -448,10 +445,7 @@ impl Bbr {
         match self.state {
             // Section 5.3.1.3 waits for losses in six acknowledgements (BBRStartupFullLossCnt).
             // With that, an earlier version took 64 % of a bottleneck beside CUBIC instead of 57 %.
-            State::Startup if is_much => {
-                self.is_full = true;
-                self.in_flight_high = Some(self.product(100).max(delivered_bytes));
-            }
+            State::Startup if is_much => self.is_full = true,
             State::Refill | State::Up if is_much => {
                 let most = delivered_bytes + self.round_lost;
                 self.in_flight_high = Some(most.max(self.product(100) * BETA / 100));
@@ -473,52 +467,25 @@ impl Bbr {
         }
     }
 
-    /// After a round with losses: true when losses continue although this flow yields. No loss
-    /// bounds such a flow, and the bounds of earlier losses end, too: a bound that stayed would
-    /// hold the flow below its bandwidth for ever, because losses end each probe that could raise
-    /// it.
-    fn is_in_vain(&mut self, is_much: bool) -> bool {
-        let is_soon = self.rounds_without_loss <= VAIN_ROUNDS;
-        if is_much && !is_soon {
-            self.vain_losses = 0;
-        }
-        if is_much && !self.has_just_probed() {
-            if self.rounds_without_loss > EPISODE_ROUNDS {
-                self.lossy_rounds = 0;
-                self.vain_losses += u8::from(is_soon && !self.yields_in_vain());
-            }
-            self.lossy_rounds = self.lossy_rounds.saturating_add(1);
-            if self.lossy_rounds >= VAIN_LOSSY_ROUNDS {
-                self.vain_losses = VAIN_LOSSES;
-            }
-            self.rounds_without_loss = 0;
-        }
-        let is_in_vain = self.yields_in_vain();
-        if is_in_vain {
-            self.rate_low = None;
-            self.in_flight_low = None;
-            self.in_flight_high = None;
-        }
-        is_in_vain
+    /// Beside a competitor that ignores losses, none bounds the flow, and the bounds of earlier
+    /// losses end, too: a bound that stayed would hold the flow below its bandwidth for ever,
+    /// because losses end each probe that could raise it.
+    fn lift_bounds(&mut self) {
+        self.rate_low = None;
+        self.in_flight_low = None;
+        self.in_flight_high = None;
     }
 
     /// A probe of the flow's own is the cause of losses now.
     fn has_just_probed(&self) -> bool {
-        match self.state {
-            State::Startup | State::Refill | State::Up => true,
-            State::Drain | State::Down => self.rounds <= EPISODE_ROUNDS,
-            State::Cruise | State::ProbeRtt => false,
-        }
-    }
-
-    fn yields_in_vain(&self) -> bool {
-        self.vain_losses >= VAIN_LOSSES
+        let is_probing = matches!(self.state, State::Startup | State::Refill | State::Up);
+        is_probing || self.rounds <= PROBE_LOSS_ROUNDS
     }
 
     /// The flow yields in vain, and the next probe is due. A flow that probes less often than its
     /// competitor loses a part of its share with each of the competitor's probes.
     fn competes_for_bandwidth(&self) -> bool {
-        self.yields_in_vain() && self.rounds >= VAIN_PROBE_ROUNDS
+        self.competition.ignores_losses() && self.rounds >= VAIN_PROBE_ROUNDS
     }
 
     fn change_state(&mut self, step: &Step, is_round_over: bool) {
@@ -528,7 +495,11 @@ impl Bbr {
                 self.state = State::Drain;
                 self.startup_end = step.nxt;
             }
-            State::Drain if step.in_flight <= self.product(100) => self.begin_down(step),
+            State::Drain if step.in_flight <= self.product(100) => {
+                self.begin_down(step);
+                let lasts = self.cycle_lasts.as_micros() / FIRST_CYCLE_PARTS;
+                self.cycle_lasts = Duration::from_micros(lasts);
+            }
             // Section 5.3.3.5.5: until there is headroom for others.
             State::Down => {
                 let most = self
@@ -751,9 +722,9 @@ mod tests {
             Instant::from_micros(self.now.as_micros() - ROUND_TRIP.as_micros())
         }
 
-        fn acknowledge(&mut self, delivered: u64, in_flight: u64) {
+        fn step(&self, delivered: u64, in_flight: u64) -> Step {
             let una = self.at + delivered;
-            let step = Step {
+            Step {
                 now: self.now,
                 una,
                 nxt: una + in_flight,
@@ -764,9 +735,13 @@ mod tests {
                 mss: MSS,
                 cwnd: self.cwnd,
                 has_sent_all: false,
-            };
+            }
+        }
+
+        fn acknowledge(&mut self, delivered: u64, in_flight: u64) {
+            let step = self.step(delivered, in_flight);
             self.cwnd = self.model.follow(step);
-            self.at = una;
+            self.at = step.una;
         }
 
         /// True when four segments per round trip are measured as 400,000 bytes per second, in each
@@ -923,6 +898,40 @@ mod tests {
         assert_eq!(flow.cwnd, product * LOSSY_WINDOW / 100 + 3 * MSS);
     }
 
+    /// Losses end Startup and set no bound, and the first probe comes soon.
+    #[test]
+    fn startup_that_loses_much_ends_without_a_bound() {
+        let mut flow = flow();
+        for window in [8, 16, 32] {
+            flow.round(window * MSS);
+        }
+        assert_eq!(flow.model.state, State::Startup);
+        flow.model.note_lost(8 * MSS);
+        flow.round(32 * MSS);
+        assert!(flow.model.is_full, "{:?}", flow.model);
+        assert_eq!(flow.model.bounds().in_flight_high, None);
+        while flow.model.state != State::Cruise {
+            flow.round(4 * MSS);
+        }
+        assert!(flow.model.cycle_lasts <= Duration::from_millis(3_000 / FIRST_CYCLE_PARTS));
+        flow.model.begin_down(&flow.step(MSS, 0));
+        assert!(flow.model.cycle_lasts >= Duration::from_secs(2));
+    }
+
+    /// A probe's losses are noticed a little later, and say nothing about others.
+    #[test]
+    fn losses_of_a_probe_are_the_flows_own_for_two_rounds() {
+        let mut flow = cruising();
+        flow.model.begin_down(&flow.step(MSS, 0));
+        flow.model.state = State::Cruise;
+        for _ in 0..PROBE_LOSS_ROUNDS {
+            assert!(flow.model.has_just_probed());
+            flow.round(20 * MSS);
+        }
+        flow.round(20 * MSS);
+        assert!(!flow.model.has_just_probed());
+    }
+
     /// Much is lost in every fifth round, though the flow yields: the competitor ignores loss.
     #[test]
     fn losses_bound_no_flow_that_yields_in_vain() {
@@ -933,7 +942,7 @@ mod tests {
             }
             flow.round(20 * MSS);
         }
-        assert!(flow.model.yields_in_vain());
+        assert!(flow.model.competition.ignores_losses());
         let bounds = flow.model.bounds();
         assert_eq!((bounds.rate_low, bounds.in_flight_low), (None, None));
         assert_eq!(bounds.in_flight_high, None);

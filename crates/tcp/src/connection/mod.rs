@@ -18,6 +18,7 @@ mod accurate_ecn;
 mod acknowledge;
 mod assembler;
 mod bbr;
+mod competition;
 mod congestion;
 mod delivery_rate;
 mod fast_open;

@@ -305,6 +305,7 @@ mod tests {
 
     /// The time of two packets at the bottleneck.
     const JITTER: Duration = Duration::from_micros(1_200);
+    const JITTER_AT_100_MBIT: Duration = Duration::from_micros(240);
 
     /// The share of a bottleneck that a transfer gets beside a sender of another implementation.
     /// The buffer holds one bandwidth-delay product.
@@ -334,6 +335,26 @@ mod tests {
         ] {
             let share = mean_share_beside(seeds(3), CongestionControl::Bbr, rival);
             assert!((0.4..most).contains(&share), "{share:.2} beside {rival:?}");
+        }
+    }
+
+    /// Both begin at one moment, at 100 Mbit/s. BBR soon has about its share.
+    #[test]
+    fn bbr_gets_a_share_in_the_first_seconds() {
+        for rival in [RivalKind::BbrOne, RivalKind::Cubic] {
+            let share = |seed| {
+                let time = Duration::from_secs(15);
+                let mut scenario = Scenario::bottleneck(seed, CongestionControl::Bbr, 1, time);
+                let link = &mut scenario.impairments[0];
+                (link.bytes_per_ms, link.queue_bytes_max) = (12_500, 500_000);
+                let scenario = scenario.with_jitter(JITTER_AT_100_MBIT).beside(rival);
+                let report = World::new(scenario, false).run();
+                let bytes = report.bytes_by_flow[0] as f64;
+                bytes / (bytes + report.rival_bytes[0] as f64)
+            };
+            let all: Vec<_> = (0..6).map(share).collect();
+            let mean = all.iter().sum::<f64>() / 6.0;
+            assert!((0.38..0.55).contains(&mean), "{all:.2?} beside {rival:?}");
         }
     }
 
