@@ -8,7 +8,7 @@ use crate::express::{listener, published};
 use crate::offload::liveness::send_liveness_settings;
 use crate::process::{self, descriptors, fd_table_room, kept_bytes};
 use crate::system::{errno, faults, real, sys};
-use crate::waiting::kernel_waits;
+use crate::waiting::kernel_waits::KernelWait;
 use crate::waiting::poll;
 use crate::waiting::poll::Survey;
 
@@ -138,8 +138,8 @@ pub unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int 
     }
     let survey = survey_of(list.iter().map(|one| one.fd));
     if !survey.concerns {
-        let wait = || unsafe { real::poll(fds, count, timeout_ms) };
-        return kernel_waits::counted(survey.has_connection, wait);
+        let _waits = KernelWait::begin(survey.has_connection);
+        return unsafe { real::poll(fds, count, timeout_ms) };
     }
     poll::poll(
         list,
@@ -165,8 +165,8 @@ pub unsafe fn ppoll(
     }
     let survey = survey_of(list.iter().map(|one| one.fd));
     if !survey.concerns {
-        let wait = || unsafe { real::ppoll(fds, count, timeout, mask) };
-        return kernel_waits::counted(survey.has_connection, wait);
+        let _waits = KernelWait::begin(survey.has_connection);
+        return unsafe { real::ppoll(fds, count, timeout, mask) };
     }
     let Ok(limit) = (unsafe { limit_of(timeout) }) else {
         return unsafe { real::ppoll(fds, count, timeout, mask) };
@@ -278,9 +278,8 @@ pub unsafe fn select(
             tv_sec: 0,
             tv_usec: 0,
         };
-        return kernel_waits::counted(survey.has_connection, || {
-            kept_or(looked, &sets[0], || kernel(timeout), || kernel(&mut now))
-        });
+        let _waits = KernelWait::begin(survey.has_connection);
+        return kept_or(looked, &sets[0], || kernel(timeout), || kernel(&mut now));
     }
     let Ok(limit) = (unsafe { limit_of_select(timeout) }) else {
         return unsafe { real::select(count, read, write, except, timeout) };
@@ -320,9 +319,8 @@ pub unsafe fn pselect(
         let kernel = |time: *const timespec| unsafe {
             real::pselect(count, read, write, except, time, mask)
         };
-        return kernel_waits::counted(survey.has_connection, || {
-            kept_or(looked, &sets[0], || kernel(timeout), || kernel(&AT_ONCE))
-        });
+        let _waits = KernelWait::begin(survey.has_connection);
+        return kept_or(looked, &sets[0], || kernel(timeout), || kernel(&AT_ONCE));
     }
     let Ok(limit) = (unsafe { limit_of(timeout) }) else {
         return unsafe { real::pselect(count, read, write, except, timeout, mask) };

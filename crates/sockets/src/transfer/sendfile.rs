@@ -21,9 +21,7 @@ use crate::system::{errno, faults, real, sys};
 use crate::transfer::control_messages::Control;
 use crate::transfer::kernel_call::by_kernel;
 use crate::transfer::receive::receive_message;
-use crate::transfer::send::{
-    self, Step, begin_host_send, finish_host_send, host_send, transmit_more,
-};
+use crate::transfer::send::{self, Step, begin_host_send, finish_host_send, transmit_more};
 use crate::waiting::sleep::{Call, sleep_in_call, sleep_until};
 
 /// Memory that bytes pass through between a file or pipe and a connection.
@@ -65,7 +63,7 @@ pub(crate) unsafe fn sendfile(
     kernel: impl Fn(i32) -> isize,
 ) -> isize {
     if begin_host_send(connection).is_some() {
-        let result = host_send(connection, || kernel(connection.fd));
+        let result = kernel(connection.fd);
         finish_host_send(connection, result);
         return result;
     }
@@ -156,7 +154,7 @@ pub(crate) fn splice_in(
     let mut has_begun = false;
     loop {
         if begin_host_send(connection).is_some() {
-            let result = host_send(connection, || by_kernel(connection, has_begun, &kernel));
+            let result = by_kernel(connection, has_begun, &kernel);
             finish_host_send(connection, result);
             return endings::correct(connection, result, endings::send_error);
         }

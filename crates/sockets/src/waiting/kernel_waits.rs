@@ -2,31 +2,33 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::system::cancellation;
-
 /// Number of threads inside the kernel's `poll` or `select` for a connection that the kernel
 /// answers.
 static KERNEL_WAITS: AtomicU32 = AtomicU32::new(0);
 
-/// Waits in the kernel, by `wait`. The thread is counted meanwhile if one of its descriptors is a
-/// connection, which `has_connection` tells.
-#[inline]
-pub(crate) fn counted<T>(has_connection: bool, wait: impl FnOnce() -> T) -> T {
-    if !has_connection {
-        return wait();
+/// Counts a thread that waits for a connection inside the kernel, until it is dropped.
+pub(crate) struct KernelWait(bool);
+
+impl KernelWait {
+    /// Counts a thread that is about to wait in the kernel, if one of its descriptors is a
+    /// connection.
+    #[inline]
+    pub(crate) fn begin(counts: bool) -> KernelWait {
+        if counts {
+            // Relaxed: a thread that closes such a descriptor may come before or after this.
+            KERNEL_WAITS.fetch_add(1, Ordering::Relaxed);
+        }
+        KernelWait(counts)
     }
-    // Relaxed, here and below: a thread that closes such a descriptor may come before or after
-    // this.
-    KERNEL_WAITS.fetch_add(1, Ordering::Relaxed);
-    // A child that was forked in a signal handler returns from a wait that its parent began. The
-    // child's count is 0 then, and stays 0.
-    let less = |count: u32| count.checked_sub(1);
-    let end = || {
-        let _ = KERNEL_WAITS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-    };
-    let result = cancellation::sleeping(end, wait);
-    end();
-    result
+}
+
+impl Drop for KernelWait {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0 {
+            KERNEL_WAITS.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// True while a thread of this process is inside the kernel's `poll` or `select` for a connection.

@@ -22,7 +22,7 @@ use crate::express::{returning, turns};
 use crate::offload::liveness::send_liveness_settings;
 use crate::offload::{awaiting, endings};
 use crate::pairing::{self, leaving};
-use crate::system::{cancellation, errno, sys};
+use crate::system::{errno, sys};
 use crate::transfer::control_messages::Control;
 use crate::transfer::kernel_call::by_kernel;
 use crate::transfer::receive::waiting::{Waits, arm_for_unknown_wait, wait_for_bytes};
@@ -96,10 +96,7 @@ pub(crate) unsafe fn receive_message(
         match begin_host_receive(connection, flags, &mut has_begun) {
             Err(error) => return errno::result(Err(error)),
             Ok(true) => {
-                let local = connection.local;
-                let undo = || local.attachment.end_host_call(&local.rx_in_flight);
-                let call = || by_kernel(connection, has_begun, &kernel);
-                let result = cancellation::sleeping(undo, call);
+                let result = by_kernel(connection, has_begun, &kernel);
                 finish_host_receive(connection, result, flags);
                 return endings::correct(connection, result, endings::receive_error);
             }

@@ -26,7 +26,7 @@ use crate::offload::liveness::send_liveness_settings;
 use crate::offload::{awaiting, endings};
 use crate::pairing::{self, leaving};
 use crate::system::deferral::{self, Handlers};
-use crate::system::{cancellation, errno, sys};
+use crate::system::{errno, sys};
 use crate::transfer::buffers;
 use crate::transfer::kernel_call::by_kernel;
 use crate::waiting::seen_waits;
@@ -105,7 +105,7 @@ pub(crate) unsafe fn transmit_message(
             }
         }
         if begin_host_send(connection).is_some() {
-            let result = host_send(connection, || by_kernel(connection, has_begun, &kernel));
+            let result = by_kernel(connection, has_begun, &kernel);
             seen_waits::after_call(connection.local, result);
             finish_host_send(connection, result);
             if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN) != 0 {
@@ -183,15 +183,6 @@ pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
     }
     // `pairing::attach` sees our count, or we see its region.
     (local.attachment.begin_host_call(&local.tx_in_flight)).then_some(())
-}
-
-/// Makes a kernel send that [`begin_host_send`] has counted. If the thread is cancelled in it, the
-/// send is counted out.
-#[inline]
-pub(crate) fn host_send(connection: &Connection, call: impl FnOnce() -> isize) -> isize {
-    let local = connection.local;
-    let undo = || local.attachment.end_host_call(&local.tx_in_flight);
-    cancellation::sleeping(undo, call)
 }
 
 /// Counts out a kernel send that [`begin_host_send`] has counted.
