@@ -1,10 +1,12 @@
 //! Several threads that use one socket.
 
+use std::collections::HashSet;
+use std::sync::Barrier;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::Case;
-use crate::role::{Pair, drain, receive_all, sample, send_all, shown};
+use crate::role::{Pair, Role, drain, receive_all, sample, send_all, shown};
 use crate::sleeper::Sleeper;
 use crate::sys;
 
@@ -21,6 +23,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("two_threads_blocked_in_recv_are_both_served", both_blocked),
     Case::pair("thread_per_direction_by_epoll", epoll_threads),
     Case::pair("fewer_bytes_to_wait_for_wake_a_thread", fewer_bytes),
+    Case::roles(
+        "instance_is_closed_while_another_thread_closes_its_members",
+        closed_at_once,
+    ),
     Case::pair("thread_with_descriptors_of_its_own_closes_them", |pair| {
         closed_elsewhere(pair, |fd| {
             // SAFETY: takes no pointers.
@@ -58,6 +64,73 @@ fn fewer_bytes(pair: &Pair) {
     pair.say("five", enough(5));
     pair.say("woken", format!("{:?}", sleeper.result()));
     pair.step();
+}
+
+/// The server closes an instance while another thread closes most of its members. The others are
+/// members of a new instance then, which reports each of them. (libev makes a new instance when it
+/// meets the event of a descriptor that was closed elsewhere.)
+fn closed_at_once(role: &Role) {
+    const KEPT: usize = 6;
+    const CLOSED: usize = 32;
+    const ROUNDS: usize = 600;
+    let listener = role.server().then(|| role.listen(0));
+    let port = if role.server() { 0 } else { role.hear_port() };
+    let kept = [(); KEPT].map(|()| role.meet_by(listener, port));
+    let mut missed = 0;
+    for round in 0..ROUNDS {
+        let connections = [(); CLOSED].map(|()| match listener {
+            Some(listener) => sys::accept(listener).fd(),
+            None => role.connect(port),
+        });
+        if !role.server() {
+            kept.iter().for_each(|&fd| send_all(fd, &[round as u8]));
+            role.step();
+            let close = |fd: sys::Fd| assert_eq!(sys::close(fd).value(), 0);
+            connections.into_iter().for_each(close);
+            continue;
+        }
+        let watch = |epoll, fds: &[sys::Fd]| {
+            for (number, &fd) in fds.iter().enumerate() {
+                let (add, readable) = (libc::EPOLL_CTL_ADD, libc::EPOLLIN);
+                sys::epoll_ctl(epoll, add, fd, readable, number as u64).value();
+            }
+        };
+        let epoll = sys::epoll_create();
+        watch(epoll, &connections);
+        watch(epoll, &kept);
+        sys::epoll_wait(epoll, 64, 0).0.value();
+        let both = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                both.wait();
+                let close = |fd| assert_eq!(sys::close(fd).value(), 0);
+                connections.into_iter().for_each(close);
+            });
+            both.wait();
+            // It meets the other thread at another member in each round.
+            let began = Instant::now();
+            while began.elapsed() < Duration::from_micros(round as u64 % 64 * 2) {}
+            sys::close(epoll).value();
+        });
+        let epoll = sys::epoll_create();
+        watch(epoll, &kept);
+        let mut waiting: HashSet<u64> = (0..KEPT as u64).collect();
+        while !waiting.is_empty() {
+            let patience_ms = if missed == 0 { 5_000 } else { 0 };
+            let (_, events) = sys::epoll_wait(epoll, 64, patience_ms);
+            if events.is_empty() {
+                missed += waiting.len();
+                break;
+            }
+            for (number, _) in events {
+                receive_all(kept[number as usize], &mut [0]);
+                waiting.remove(&number);
+            }
+        }
+        sys::close(epoll).value();
+        role.step();
+    }
+    role.say("missed", missed);
 }
 
 /// A thread closes the connection in its own descriptor table. The connection stays open in the

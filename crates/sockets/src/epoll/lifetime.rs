@@ -11,7 +11,7 @@ use crate::epoll::first_wait;
 use crate::epoll::instance::{EPOLLS, EPOLLS_MAX, epoll};
 use crate::epoll::membership::{is_anothers, set_resting_wake};
 use crate::epoll::nested::forget_nested;
-use crate::epoll::registration::{FREE_LOCK, State, TAG, free_registration, unlink};
+use crate::epoll::registration::{FREE_LOCK, Registration, State, TAG, free_registration, unlink};
 use crate::process::pair_doorbells;
 use crate::process::{self, descriptors};
 use crate::system::{faults, sys};
@@ -110,16 +110,7 @@ pub(crate) fn closing(number: u32, fd: i32) {
                 continue;
             }
         }
-        if one.connection.load(Ordering::Relaxed) != 0 {
-            if let Some(connection) = one.behind() {
-                let _members = connection.local.membership.lock();
-                unlink(&connection, n);
-                if !is_anothers(&connection, one) {
-                    set_resting_wake(&connection, WakeWord::None);
-                }
-            }
-            free_registration(n);
-        }
+        forget_member(number, n, one);
     }
     let held = epoll.lock.lock();
     for place in 0..epoll.pair_count.load(Ordering::Relaxed) as usize {
@@ -136,6 +127,33 @@ pub(crate) fn closing(number: u32, fd: i32) {
     forget_nested(number);
     // Release pairs with the compare-exchange in `created`.
     epoll.fd.store(0, Ordering::Release);
+}
+
+/// Frees registration `n` with instance `number`, which is closing, unless another thread closes
+/// the connection and has freed it. Then `n` may be another registration's by now.
+fn forget_member(number: u32, n: u32, one: &Registration) {
+    let link = one.connection.load(Ordering::Relaxed);
+    let Some(connection) = one.behind() else {
+        // Relaxed: the connection is gone, so this thread alone frees what it has left.
+        let is_left = link != 0
+            && one
+                .connection
+                .compare_exchange(link, 0, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok();
+        if is_left {
+            free_registration(n);
+        }
+        return;
+    };
+    let _members = connection.local.membership.lock();
+    // Under this lock registrations of the connection are linked and freed.
+    if one.epoll.load(Ordering::Relaxed) != number || !unlink(&connection, n) {
+        return;
+    }
+    if !is_anothers(&connection, one) {
+        set_resting_wake(&connection, WakeWord::None);
+    }
+    free_registration(n);
 }
 
 /// After fork the ready bitmaps are the parent's: the child looks at its members one by one.

@@ -262,15 +262,18 @@ pub(super) fn each_registration(
     }
 }
 
-pub(super) fn unlink(connection: &Connection, number: u32) {
+/// Takes a registration off the connection's list. False when it is not there. The caller holds the
+/// connection's `membership` lock.
+pub(super) fn unlink(connection: &Connection, number: u32) -> bool {
     let mut place = &connection.local.registrations;
     while let Some(one) = registration(place.load(Ordering::Relaxed)) {
         if place.load(Ordering::Relaxed) == number {
             place.store(one.next.load(Ordering::Relaxed), LINK_RELEASE);
-            return;
+            return true;
         }
         place = &one.next;
     }
+    false
 }
 
 /// True when at most one instance has the connection. Several instances cannot share its one wake
