@@ -247,6 +247,13 @@ impl Interest {
         self.state.store(to as u32, Ordering::Relaxed);
     }
 
+    /// Ends the registration: the state in which it was. The caller holds the instance's lock. If
+    /// another thread of the program parks the registration at this moment, that thread or the
+    /// caller has moved it out of the former state, and not both.
+    pub fn end(&self) -> State {
+        State::of(self.state.swap(State::Gone as u32, Ordering::Relaxed))
+    }
+
     /// Moves the registration from state `from` to state `to`; false when it is in another state.
     /// When two threads try at the same time, one succeeds.
     pub fn moves(&self, from: State, to: State) -> bool {

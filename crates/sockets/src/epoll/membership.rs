@@ -38,11 +38,12 @@ pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
     let stays = is_anothers(connection, one);
     {
         let _held = epoll.lock.lock();
-        if one.is_ours() || one.state() == State::Held {
+        // From now on no thread puts it on a list again. A thread that parks it at this moment
+        // counts it out itself.
+        let was = one.end();
+        if was.is_ours() || was == State::Held {
             epoll.ours.fetch_sub(1, Ordering::Relaxed);
         }
-        // From now on no thread puts it on a list again.
-        one.become_state(State::Gone);
         remove_ready(epoll, number);
         remove_polled(epoll, number);
     }

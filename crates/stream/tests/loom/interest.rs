@@ -187,3 +187,24 @@ fn parking_and_going_back_to_the_kernel_count_the_member_out_once() {
         );
     });
 }
+
+#[test]
+fn parking_and_closing_count_the_member_out_once() {
+    explore(3, || {
+        let member = Member::new(IN);
+        let other = member.clone();
+        let parks = loom::thread::spawn(move || {
+            let parked = other.interest.moves(State::InBitmap, State::Parked);
+            if parked {
+                other.ours.fetch_sub(1, Ordering::Relaxed);
+            }
+        });
+        // As `membership::leave` does.
+        if member.interest.end().is_ours() {
+            member.ours.fetch_sub(1, Ordering::Relaxed);
+        }
+        parks.join().unwrap();
+        assert_eq!(member.ours.load(Ordering::Relaxed), 0);
+        assert_eq!(member.interest.state(), State::Gone);
+    });
+}
