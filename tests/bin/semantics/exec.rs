@@ -4,6 +4,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use crate::many::mapped_pages;
 use crate::role::{
     Pair, ask_harness, await_events, drain, is_upgraded_where_expected, receive_all, sample,
     send_all, send_until_refused, shown,
@@ -638,7 +639,7 @@ fn leaves_no_memory(pair: &Pair, closes: bool) {
     const FIRST: usize = 8;
     const CHILDREN: usize = 200;
     /// Fewer than each child could leave.
-    const PAGES_MAX: u64 = CHILDREN as u64 / 2;
+    const PAGES_MAX: usize = CHILDREN / 2;
     if !pair.server() {
         let flags = if closes { libc::FD_CLOEXEC } else { 0 };
         sys::fcntl(pair.fd, libc::F_SETFD, flags).value();
@@ -649,13 +650,6 @@ fn leaves_no_memory(pair: &Pair, closes: bool) {
         pair.say("no memory is left behind", more < PAGES_MAX);
     }
     pair.step();
-}
-
-/// Pages of address space of this process.
-fn mapped_pages() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/statm").expect("proc");
-    let pages = text.split_whitespace().next().expect("a field");
-    pages.parse().expect("a number")
 }
 
 fn by_vfork_to_nothing() {

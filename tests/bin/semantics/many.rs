@@ -223,7 +223,7 @@ fn close_all(connections: &[Fd]) {
 }
 
 /// Pages that are mapped into this process.
-fn mapped_pages() -> usize {
+pub(crate) fn mapped_pages() -> usize {
     let counts = std::fs::read_to_string("/proc/self/statm").expect("proc(5)");
     let mut counts = counts.split(' ');
     counts

@@ -70,6 +70,15 @@ impl Member {
         Some(report)
     }
 
+    /// `EPOLL_CTL_DEL`, if the registration can be parked.
+    fn park(&self) -> bool {
+        let is_parked = self.interest.moves(State::InBitmap, State::Parked);
+        if is_parked {
+            self.ours.fetch_sub(1, Ordering::Relaxed);
+        }
+        is_parked
+    }
+
     /// `EPOLL_CTL_MOD`.
     fn modify(&self, events: u32, data: u64) {
         let mut list = self.list.lock().unwrap();
@@ -159,13 +168,7 @@ fn parking_and_going_back_to_the_kernel_count_the_member_out_once() {
     explore(3, || {
         let member = Member::new(IN);
         let other = member.clone();
-        let parks = loom::thread::spawn(move || {
-            let parked = other.interest.moves(State::InBitmap, State::Parked);
-            if parked {
-                other.ours.fetch_sub(1, Ordering::Relaxed);
-            }
-            parked
-        });
+        let parks = loom::thread::spawn(move || other.park());
         // As `membership::give_to_kernel` does.
         let is_kernels = member.interest.moves(State::InBitmap, State::Plain);
         if is_kernels {
@@ -193,12 +196,7 @@ fn parking_and_closing_count_the_member_out_once() {
     explore(3, || {
         let member = Member::new(IN);
         let other = member.clone();
-        let parks = loom::thread::spawn(move || {
-            let parked = other.interest.moves(State::InBitmap, State::Parked);
-            if parked {
-                other.ours.fetch_sub(1, Ordering::Relaxed);
-            }
-        });
+        let parks = loom::thread::spawn(move || other.park());
         // As `membership::leave` does.
         if member.interest.end().is_ours() {
             member.ours.fetch_sub(1, Ordering::Relaxed);

@@ -307,13 +307,17 @@ mod tests {
     const JITTER: Duration = Duration::from_micros(1_200);
     const JITTER_AT_100_MBIT: Duration = Duration::from_micros(240);
 
+    /// The bytes of the transfer, and those of the sender of another implementation.
+    fn bytes_beside_rival(scenario: Scenario) -> [f64; 2] {
+        let report = World::new(scenario, false).run();
+        [report.bytes_by_flow[0], report.rival_bytes[0]].map(|bytes| bytes as f64)
+    }
+
     /// The share of a bottleneck that a transfer gets beside a sender of another implementation.
     /// The buffer holds one bandwidth-delay product.
     fn share_beside(seed: u64, congestion: CongestionControl, rival: RivalKind) -> f64 {
         let scenario = Scenario::bottleneck(seed, congestion, 1, Duration::from_secs(60));
-        let scenario = scenario.with_jitter(JITTER).beside(rival);
-        let report = World::new(scenario, false).run();
-        let (bytes, others) = (report.bytes_by_flow[0] as f64, report.rival_bytes[0] as f64);
+        let [bytes, others] = bytes_beside_rival(scenario.with_jitter(JITTER).beside(rival));
         // 20 Mbit/s for a minute is 150 MB.
         assert!(bytes + others > 110e6, "{bytes} and {others} bytes");
         bytes / (bytes + others)
@@ -348,9 +352,8 @@ mod tests {
                 let link = &mut scenario.impairments[0];
                 (link.bytes_per_ms, link.queue_bytes_max) = (12_500, 500_000);
                 let scenario = scenario.with_jitter(JITTER_AT_100_MBIT).beside(rival);
-                let report = World::new(scenario, false).run();
-                let bytes = report.bytes_by_flow[0] as f64;
-                bytes / (bytes + report.rival_bytes[0] as f64)
+                let [bytes, others] = bytes_beside_rival(scenario);
+                bytes / (bytes + others)
             };
             let all: Vec<_> = (0..6).map(share).collect();
             let mean = all.iter().sum::<f64>() / 6.0;
