@@ -2,9 +2,8 @@
 //!
 //! A rival has packets of one size and no stream. When three later packets have arrived, it counts
 //! a packet as lost and sends another. Its congestion controls follow those of Linux (`tcp_bbr.c`,
-//! which is BBR's first version, and `tcp_cubic.c`) and share no code with the engine's. Absent:
-//! the long-term rate of BBR against policers, and its allowance for acknowledgements that arrive
-//! together.
+//! which is BBR's first version, and `tcp_cubic.c`) and share no code with the engine's. The
+//! long-term rate of BBR against policers is absent.
 
 use std::collections::VecDeque;
 

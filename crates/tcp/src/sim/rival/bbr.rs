@@ -13,8 +13,14 @@ const RATE_ROUNDS: u64 = 10;
 const MIN_RTT_LASTS: Duration = Duration::from_secs(10);
 const PROBE_RTT_TIME: Duration = Duration::from_millis(200);
 const WINDOW_MIN: f64 = 4.0;
-/// The allowance for segmentation by the link.
-const QUANTA: f64 = 3.0;
+/// `bbr_quantization_budget`: room for three buffers that the link divides. A buffer has the bytes
+/// of 2^-10 seconds, and at least two packets.
+const BUFFERS: f64 = 3.0;
+const BUFFERS_PER_SECOND: f64 = 1_024.0;
+const BUFFER_MIN: f64 = 2.0;
+/// `bbr_extra_acked_win_rtts_thresh` and `bbr_extra_acked_max_us`.
+const EXTRA_ROUNDS: u8 = 5;
+const EXTRA_SECONDS_MAX: f64 = 0.1;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mode {
@@ -42,6 +48,43 @@ pub(super) struct Bbr {
     was_recovering: bool,
     /// In the first round of a recovery, a packet is sent for each packet that arrived.
     conserves: bool,
+    extra: ExtraAcked,
+}
+
+/// Packets that were acknowledged beyond the rate (`bbr_update_ack_aggregation`).
+#[derive(Debug)]
+struct ExtraAcked {
+    /// Since then acknowledgements have arrived faster than the rate, for this many packets.
+    began: Instant,
+    acked: f64,
+    /// The most packets beyond the rate, in the previous rounds and in the latest ones.
+    most: [f64; 2],
+    /// How many the latest rounds are.
+    rounds: u8,
+}
+
+impl ExtraAcked {
+    fn note(&mut self, step: &Step, rate: f64, window: f64) {
+        if step.is_round {
+            self.rounds += 1;
+            if self.rounds >= EXTRA_ROUNDS {
+                self.most = [self.most[1], 0.0];
+                self.rounds = 0;
+            }
+        }
+        let mut expected = rate * step.now.since(self.began).as_secs_f64();
+        if self.acked <= expected {
+            (self.began, self.acked, expected) = (step.now, 0.0, 0.0);
+        }
+        self.acked += 1.0;
+        let extra = (self.acked - expected).min(window);
+        self.most[1] = self.most[1].max(extra);
+    }
+
+    fn packets(&self, rate: f64) -> f64 {
+        let most = self.most[0].max(self.most[1]);
+        most.min(rate * EXTRA_SECONDS_MAX)
+    }
 }
 
 impl Bbr {
@@ -61,6 +104,12 @@ impl Bbr {
             prior_window: 0.0,
             was_recovering: false,
             conserves: false,
+            extra: ExtraAcked {
+                began: now,
+                acked: 0.0,
+                most: [0.0; 2],
+                rounds: 0,
+            },
         }
     }
 
@@ -93,6 +142,7 @@ impl Bbr {
             self.rates.pop_back();
         }
         self.rates.push_back((self.round, step.rate));
+        self.extra.note(step, self.rate(), self.window);
         self.go_round(step);
         self.leave_startup(step);
         self.probe_round_trip(step);
@@ -107,9 +157,9 @@ impl Bbr {
         let gain = PROBE_GAINS[self.cycle];
         let in_flight = step.in_flight as f64;
         let is_over = if gain > 1.0 {
-            is_long && (step.lost > 0 || in_flight >= self.product(gain))
+            is_long && (step.lost > 0 || in_flight >= self.in_flight(gain))
         } else {
-            is_long || gain < 1.0 && in_flight <= self.product(1.0)
+            is_long || gain < 1.0 && in_flight <= self.in_flight(1.0)
         };
         if is_over {
             self.cycle = (self.cycle + 1) % PROBE_GAINS.len();
@@ -129,7 +179,7 @@ impl Bbr {
                 }
             }
         }
-        if self.mode == Mode::Drain && step.in_flight as f64 <= self.product(1.0) {
+        if self.mode == Mode::Drain && step.in_flight as f64 <= self.in_flight(1.0) {
             self.begin_probing(step.now);
         }
     }
@@ -186,7 +236,13 @@ impl Bbr {
         if self.conserves {
             self.window = self.window.max(in_flight + 1.0);
         } else {
-            let target = self.product(WINDOW_GAIN) + QUANTA;
+            // `bbr_ack_aggregation_cwnd`
+            let extra = if self.is_full() {
+                self.extra.packets(self.rate())
+            } else {
+                0.0
+            };
+            let target = self.in_flight(WINDOW_GAIN) + extra;
             if self.is_full() {
                 self.window = (self.window + 1.0).min(target);
             } else if self.window < target {
@@ -205,6 +261,15 @@ impl Bbr {
 
     fn rate(&self) -> f64 {
         self.rates.front().map_or(0.0, |&(_, rate)| rate)
+    }
+
+    /// `bbr_inflight`: the packets in flight for a gain.
+    fn in_flight(&self, gain: f64) -> f64 {
+        let buffer = self.pacing_rate().unwrap_or_default() / BUFFERS_PER_SECOND;
+        let packets = self.product(gain) + BUFFERS * buffer.floor().max(BUFFER_MIN);
+        let even = (packets / 2.0).ceil() * 2.0;
+        let is_probing = self.mode == Mode::ProbeBandwidth && self.cycle == 0;
+        if is_probing { even + 2.0 } else { even }
     }
 
     fn product(&self, gain: f64) -> f64 {
