@@ -138,6 +138,11 @@ impl Duration {
         self.0 / 1_000
     }
 
+    /// The bytes that pass in this span at `rate` bytes per second.
+    pub(crate) const fn bytes_at(self, rate: u64) -> u64 {
+        (rate as u128 * self.0 as u128 / 1_000_000) as u64
+    }
+
     /// The span in seconds, for arithmetic that is fractional by nature.
     #[must_use]
     pub fn as_secs_f64(self) -> f64 {
