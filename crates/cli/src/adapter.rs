@@ -30,7 +30,7 @@ use crate::status::Status;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct AdapterArgs {
-    /// Where programs meet the adapter
+    /// The adapter's runtime directory
     #[arg(long, value_name = "DIR")]
     runtime_dir: Option<PathBuf>,
 
@@ -38,7 +38,7 @@ pub(crate) struct AdapterArgs {
     #[arg(long, conflicts_with_all = ["background", "detached", "link", "config", "idle_exit"])]
     system: bool,
 
-    /// Whether the system adapter pairs connections between network namespaces, and past address
+    /// Whether the system adapter pairs connections between network namespaces, and through address
     /// translation, where the kernel proves them
     #[arg(
         long,
@@ -48,11 +48,11 @@ pub(crate) struct AdapterArgs {
     )]
     namespaces: NamespacesChoice,
 
-    /// Return as soon as the adapter answers; it leaves when it is idle
+    /// Start the adapter in the background, and return when it answers; it ends when it is idle
     #[arg(long)]
     background: bool,
 
-    /// Leave after this long without a program; 0 is never [default: 60 with --background, else 0]
+    /// End after this time without a program; 0 is never [default: 60 with --background, else 0]
     #[arg(long, value_name = "SECONDS")]
     idle_exit: Option<u64>,
 
@@ -62,19 +62,19 @@ pub(crate) struct AdapterArgs {
     max_connections: usize,
 
     /// While a packet capture or a new firewall rule would see connections, or the loopback device
-    /// has traffic control: have them go by the kernel, or ignore it
+    /// has traffic control: move the connections to the kernel, or ignore the capture
     #[arg(long, value_name = "yield|ignore", default_value = "yield")]
     observability: ObservabilityChoice,
 
-    /// Rules about connections, in place of those of the system and of the user; SIGHUP has them
-    /// read again
+    /// A file with rules about connections, in place of the files of the system and of the user;
+    /// after SIGHUP the adapter reads it again
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     rules: Option<PathBuf>,
 
     #[command(flatten)]
     engine: EngineArgs,
 
-    /// Change a setting of the adapter that runs, and end: lso, lro, checksum, split-headers,
+    /// Change a setting of the running adapter, and end: lso, lro, checksum, split-headers,
     /// copy-engine, copybreak, coalesce, batch, quota, memory, window, congestion, ecn, pacing,
     /// initial-window, keepalive or fast-open; may be repeated
     #[arg(long, value_name = "NAME=VALUE", conflicts_with_all = ["background", "detached",
@@ -85,7 +85,7 @@ pub(crate) struct AdapterArgs {
     #[arg(long)]
     require_engine: bool,
 
-    /// Be silent and leave when idle: how --background starts it
+    /// Print nothing, and end when idle: --background starts it with this option
     #[arg(long, hide = true, conflicts_with = "background")]
     detached: bool,
 }
@@ -93,7 +93,7 @@ pub(crate) struct AdapterArgs {
 /// `--namespaces`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum NamespacesChoice {
-    /// Also connections between network namespaces and past address translation
+    /// Also connections between network namespaces and through address translation
     All,
     /// Connections within one network namespace
     Own,
@@ -102,7 +102,7 @@ enum NamespacesChoice {
 /// `--observability`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ObservabilityChoice {
-    /// tcpdump and Wireshark see the connections: they go by the kernel for that time
+    /// tcpdump and Wireshark see the connections: meanwhile they go by the kernel
     Yield,
     /// Connections stay in shared memory, where captures miss them
     Ignore,
@@ -143,17 +143,18 @@ struct EngineArgs {
     #[arg(long, value_name = "ADDRESS/BITS")]
     address: Vec<String>,
 
-    /// An address of the host on the link's interface, instead of --address: ports where programs
-    /// listen through the engine are the engine's, all else is the kernel's; may be repeated
+    /// An address of the host on the link's interface, instead of --address: the engine owns the
+    /// ports on which programs listen through it, and the kernel owns the others; may be repeated
     #[arg(long, value_name = "ADDRESS[:PORTS]")]
     share: Vec<String>,
 
-    /// Ports of shared addresses from which connections of programs go out (none: these stay with
-    /// the kernel); those of the kernel's own range are reserved there
+    /// Source ports, at the shared addresses, for connections that programs make through the engine
+    /// (without this option such connections use the kernel); ports in the kernel's own range are
+    /// reserved in the kernel
     #[arg(long, value_name = "FIRST-LAST")]
     outgoing: Option<String>,
 
-    /// Where the engine sends what is not on the link; one for each family
+    /// The router for all other destinations; one for each address family
     #[arg(long, value_name = "ADDRESS")]
     gateway: Vec<String>,
 
@@ -161,46 +162,48 @@ struct EngineArgs {
     #[arg(long, value_name = "BYTES")]
     mtu: Option<String>,
 
-    /// Cut segments here instead of in the kernel
+    /// Cut large segments in the engine instead of in the kernel
     #[arg(long)]
     no_lso: bool,
 
-    /// Where payload of large frames is received: straight into the program's ring, apart from the
-    /// headers (on), or into a buffer from which it is copied (off) [default: on]
+    /// Where payload of large frames is received: directly into the program's ring, separate from
+    /// the headers (on), or into a buffer from which it is copied (off) [default: on]
     #[arg(long, value_name = "on|off")]
     split_headers: Option<String>,
 
-    /// The engine that copies payload from a buffer, while the next frames are taken: off, worker
-    /// (a thread), dsa or dmadev (devices) [default: off]
+    /// The copier of payload that was received into a buffer, while the engine takes the next
+    /// frames: off (the engine itself, at once), worker (a thread), dsa or dmadev (devices)
+    /// [default: off]
     #[arg(long, value_name = "NAME")]
     copy_engine: Option<String>,
 
-    /// From how many bytes on the copy engine copies; auto is what `toehold doctor --copying` says
-    /// [default: auto; 1 to 65536]
+    /// Shorter payload is copied at once by the engine; auto is the value that `toehold doctor
+    /// --copying` shows [default: auto; 1 to 65536]
     #[arg(long, value_name = "BYTES|auto")]
     copybreak: Option<String>,
 
-    /// Take segments as the wire has them, not joined (a packet link has what its interface does:
-    /// ethtool -K)
+    /// Receive segments as they are on the wire, not joined (on a packet link the interface
+    /// decides: ethtool -K)
     #[arg(long)]
     no_lro: bool,
 
-    /// The work with checksums: on (the link computes them and is believed), verify (the engine
-    /// verifies those that arrive), trust (nobody does) or off (the engine does both) [default: on]
+    /// Checksums: on (the link computes them, and the engine trusts the link's verification),
+    /// verify (the engine verifies arriving ones), trust (none is verified) or off (the engine
+    /// computes and verifies them) [default: on]
     #[arg(long, value_name = "on|verify|trust|off")]
     checksum: Option<String>,
 
-    /// Compute and verify checksums here, as --checksum off; the link then neither cuts nor joins
-    /// segments (an xdp link does none of the three)
+    /// Compute and verify checksums in the engine, as --checksum off; the link then neither cuts
+    /// nor joins segments (an xdp link has none of the three functions)
     #[arg(long)]
     no_checksum: bool,
 
-    /// After each wake-up, wait so long for more to do at once: fewer wake-ups, later answers
-    /// [default: 0; at most 10000]
+    /// After each wake-up, wait this long for more work: fewer wake-ups, later answers [default: 0;
+    /// at most 10000]
     #[arg(long, value_name = "MICROSECONDS")]
     coalesce: Option<String>,
 
-    /// Most frames taken in a row before programs have their turn [default: 256; 1 to 65536]
+    /// Most frames received in a row before the programs are served [default: 256; 1 to 65536]
     #[arg(long, value_name = "FRAMES")]
     batch: Option<String>,
 
@@ -228,7 +231,8 @@ struct EngineArgs {
     #[arg(long, value_name = "on|accurate|off")]
     ecn: Option<String>,
 
-    /// Spread data over the round trip, where that takes 4 ms or more: on or off [default: on]
+    /// Whether new connections spread their data over the round trip, where it takes 4 ms or more:
+    /// on or off [default: on]
     #[arg(long, value_name = "on|off")]
     pacing: Option<String>,
 
@@ -236,7 +240,7 @@ struct EngineArgs {
     #[arg(long, value_name = "SEGMENTS")]
     initial_window: Option<String>,
 
-    /// Probe remotes that are silent for so long, where the program has not set SO_KEEPALIVE
+    /// Probe a remote that is silent for this time, where the program has not set SO_KEEPALIVE
     /// [default: off; 1 to 32767]
     #[arg(long, value_name = "SECONDS|off")]
     keepalive: Option<String>,
@@ -246,29 +250,29 @@ struct EngineArgs {
     #[arg(long, value_name = "off|client|server|on")]
     fast_open: Option<String>,
 
-    /// Settings of new connections to these destinations alone, in quotes: window, congestion, ecn,
-    /// pacing, initial-window, keepalive, fast-open; may be repeated, and come before those of the
-    /// file
+    /// Settings of new connections to these destinations only, in quotes: window, congestion, ecn,
+    /// pacing, initial-window, keepalive, fast-open; may be repeated, and precede those of the file
     #[arg(long, value_name = "CIDR[:PORT] SETTING VALUE...")]
     to: Vec<String>,
 
-    /// Engine threads, each with its share of the link's frames; a TAP device needs `multi_queue`
-    /// if it was made before [default: 1; at most 16]
+    /// Engine threads, each with its share of the connections; a TAP device that exists already
+    /// needs `multi_queue` [default: 1; at most 16]
     #[arg(long, value_name = "N")]
     threads: Option<String>,
 
-    /// Destinations whose connections are the engine's, whoever makes them; may be repeated
+    /// Connections to these destinations use the engine, under --path auto too; may be repeated
     #[arg(long, value_name = "CIDR[:PORT]")]
     offload: Vec<String>,
 
-    /// Destinations that are never the engine's; may be repeated, and come before --offload
+    /// Connections to these destinations do not use the engine; may be repeated, and precede
+    /// --offload
     #[arg(long, value_name = "CIDR[:PORT]")]
     no_offload: Vec<String>,
 
-    /// All of this in a file, one setting to a line: link, address, share, outgoing, gateway, mtu,
+    /// A file with these settings, one in a line: link, address, share, outgoing, gateway, mtu,
     /// without, lso, lro, checksum, split-headers, copy-engine, copybreak, coalesce, batch, quota,
     /// memory, window, congestion, ecn, pacing, initial-window, keepalive, fast-open, to, threads,
-    /// offload, host, direct; SIGHUP has it read again
+    /// offload, host, direct; after SIGHUP the adapter reads it again
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -411,9 +415,9 @@ impl EngineArgs {
 }
 
 const EXAMPLES: &str = "\
-`toehold run` starts an adapter by itself when none answers. Run it in the foreground for a service
-manager, or to see what it says. Established connections go on without it; new ones stay on kernel
-TCP until it is back.
+`toehold run` starts an adapter when none answers. Run an adapter in the foreground for a service
+manager, or to see its messages. When the adapter ends, accelerated connections continue, and new
+ones stay on kernel TCP until an adapter is back.
 
 Examples:
   toehold adapter
@@ -423,25 +427,26 @@ Examples:
   toehold adapter --link packet:eth0 --share 192.0.2.7 --outgoing 61000-65535
   toehold adapter --link tap:toe0 --address 10.84.0.2/24
   toehold adapter --link tap:toe0 --address 10.84.0.2/24 --to '198.51.100.0/24 congestion bbr'
-  toehold adapter --set copy-engine=worker     of the adapter that runs
+  toehold adapter --set copy-engine=worker     of the running adapter
   toehold adapter --system                     for all users of this host
 
-The system adapter keeps three capabilities and the system calls that it makes (seccomp). It has no
-TCP engine. One user may have a quarter of its clients and connections. It pairs connections between
-network namespaces (containers) and past address translation in the kernel, where it can load a
-program that compares what the kernel knows of two sockets (CAP_BPF and CAP_PERFMON at the start,
-Linux 6.1, CONFIG_DEBUG_INFO_BTF): `toehold status` says when it cannot.
+The system adapter keeps three capabilities, and a filter (seccomp) allows only the system calls
+that it needs. It has no TCP engine. One user may have a quarter of its clients and connections. It
+pairs connections between network namespaces (containers) and through address translation, if it can
+load a program into the kernel that compares two sockets (CAP_BPF and CAP_PERFMON at the start,
+Linux 6.1, CONFIG_DEBUG_INFO_BTF). `toehold status` reports when it cannot load this program.
 
-Rules keep connections on the kernel, or hide them from captures: toehold.conf(5). An adapter whose
-rules are wrong does not start. At SIGHUP it keeps those that it has.
+Rules keep connections on the kernel, or hide them from captures: toehold.conf(5). An adapter with
+an invalid rule does not start. If a rule is invalid after SIGHUP, the adapter keeps its former
+rules.
 
 With a link the adapter has a TCP engine: programs under `toehold run --path offload` connect
-through it, and listen on its addresses, which must be free ones of the network. A packet link
-stands beside the kernel on its interface; it needs CAP_NET_RAW. With --share the engine serves
-ports of the host's own address, and with --outgoing connections go out from it; that needs CAP_BPF
-and CAP_NET_ADMIN, too. A TAP device is made when there is none; that needs CAP_NET_ADMIN. With
---config, SIGHUP changes addresses, gateways, rules and the MTU; connections of an address that is
-gone are reset.";
+through the engine, and listen on its addresses, which must be free addresses of the network. A
+packet link works beside the kernel on its interface, and needs CAP_NET_RAW. With --share the engine
+serves ports of the host's own address, and with --outgoing connections go out from this address;
+both need CAP_BPF and CAP_NET_ADMIN, too. A TAP device is created if it does not exist; that needs
+CAP_NET_ADMIN. With --config, SIGHUP changes addresses, gateways, rules, the MTU and most other
+settings (toehold-engine(5)); connections of a removed address are reset.";
 
 /// Runs or starts the adapter.
 pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
@@ -476,7 +481,7 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
     // SAFETY: cannot fail.
     if args.system && unsafe { libc::geteuid() } != 0 {
         return Err(Failure::new(
-            "--system is for root: other users' programs trust no adapter but root's",
+            "--system needs root: programs of other users trust only root's adapter",
         ));
     }
     let mut options = match (args.system, args.detached) {

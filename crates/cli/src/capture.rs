@@ -30,7 +30,7 @@ pub(crate) struct CaptureArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 
-    /// Keep only the first bytes of each frame; 128 are the headers
+    /// Keep only this many bytes of the beginning of each frame; 128 hold all headers
     #[arg(short, long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
     snap: Option<u32>,
 
@@ -42,7 +42,7 @@ pub(crate) struct CaptureArgs {
     #[arg(long, value_name = "ADDRESS")]
     host: Option<IpAddr>,
 
-    /// Where the adapter is met
+    /// The adapter's runtime directory
     #[arg(long, value_name = "DIR")]
     runtime_dir: Option<PathBuf>,
 }

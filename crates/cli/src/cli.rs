@@ -18,11 +18,11 @@ use crate::status::StatusArgs;
 use crate::status::explain::ExplainArgs;
 use crate::status::metrics::MetricsArgs;
 
-/// Makes ordinary TCP programs cheaper to run, unchanged
+/// Makes ordinary TCP programs faster and cheaper to run, without changing them
 ///
-/// Programs started with `toehold run` talk to each other through shared memory when both are on
-/// this host, and through the kernel's TCP to everyone else. Nothing is lost when Toehold cannot
-/// help: every connection is a kernel connection first.
+/// Two programs on this host that were started with `toehold run` exchange bytes through shared
+/// memory. All other connections use kernel TCP. Every connection begins on the kernel, and stays
+/// there when Toehold cannot accelerate it.
 #[derive(Parser, Debug)]
 #[command(name = "toehold", version, after_help = EXAMPLES, propagate_version = true)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
@@ -41,27 +41,27 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// Show every connection of the accelerated programs and how its bytes travel
     Status(StatusArgs),
-    /// Say why a program's connections to an address travel as they do, and what to do about it
+    /// Explain the path of a program's connections to an address, and print advice
     Explain(ExplainArgs),
-    /// Print what the adapter knows for Prometheus, or answer on a socket
+    /// Print the state of the adapter's connections for Prometheus, or answer on a socket
     Metrics(MetricsArgs),
     /// Move live connections back to the kernel
     Detach(DetachArgs),
-    /// Have systemd services start with accelerated connections
+    /// Make systemd services start with accelerated connections
     Enable(EnableArgs),
-    /// Have systemd services start without accelerated connections again
+    /// Make systemd services start without accelerated connections again
     Disable(Units),
     /// Show the enabled services, and whether they run with accelerated connections
     List(ListArgs),
-    /// Print what a container needs for accelerated connections
+    /// Print the options that a container needs for accelerated connections
     Container(ContainerArgs),
     /// Check the rules of toehold.conf, and show them in their order
     Rules(RulesArgs),
     /// Show what this host allows and what is missing
     Doctor(DoctorArgs),
-    /// Run the adapter, which introduces programs to each other
+    /// Run the adapter, which pairs the connections of programs
     Adapter(Box<AdapterArgs>),
-    /// Show or save the frames on the adapter's link, and what its TCP engine did with each
+    /// Show or save the frames on the adapter's link, and the TCP engine's action for each
     Capture(CaptureArgs),
     /// Repeat the experiments of the literature on this host
     Lab(LabArgs),
@@ -81,7 +81,7 @@ Examples:
   toehold doctor                          what does this host allow?
 
 Environment:
-  TOEHOLD_RUNTIME_DIR   where programs meet the adapter (else $XDG_RUNTIME_DIR/toehold, else
+  TOEHOLD_RUNTIME_DIR   the adapter's runtime directory (else $XDG_RUNTIME_DIR/toehold, else
                         /tmp/toehold-UID)
   TOEHOLD_LIB           path of libtoehold.so, when it is not beside this program or installed
 

@@ -1,4 +1,4 @@
-//! `toehold container`: what a container needs for its programs to be accelerated.
+//! `toehold container`: the additions that a container needs for accelerated programs.
 //!
 //! The container needs three things: the library, the adapter's directory, and the variables by
 //! which the loader and the library find both. The directory is mounted and not the socket in it,
@@ -22,7 +22,7 @@ use crate::preload::{self, FILTERS, PRELOAD};
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ContainerArgs {
-    /// For whom it is printed
+    /// The container engine or the file for which the options are printed
     #[arg(value_enum, value_name = "FORM")]
     form: Form,
 
@@ -31,7 +31,7 @@ pub(crate) struct ContainerArgs {
     #[arg(conflicts_with = "runtime_dir")]
     adapter: AdapterChoice,
 
-    /// Where the adapter is met on this host
+    /// The adapter's runtime directory on this host
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     runtime_dir: Option<PathBuf>,
 
@@ -45,16 +45,16 @@ pub(crate) struct ContainerArgs {
     user_namespace: bool,
 }
 
-/// For whom it is printed.
+/// The container engine or the file for which the options are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Form {
     /// Options of `podman run` and `podman create`
     Podman,
     /// Options of `docker run` and `docker create`, also of nerdctl
     Docker,
-    /// The config.json of an OCI bundle, read from standard input, with all of this in it
+    /// The config.json of an OCI bundle, read from standard input, with these additions
     Oci,
-    /// Lines of a pod of Kubernetes: environment, mounts and volumes
+    /// Lines for a Kubernetes pod: environment, mounts and volumes
     Kubernetes,
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct DetachArgs {
     #[arg(value_name = "WHICH")]
     target: Target,
 
-    /// Withdraw an earlier detach: let the connections be accelerated again
+    /// Undo an earlier detach: the connections may be accelerated again
     #[arg(long)]
     undo: bool,
 
@@ -29,7 +29,7 @@ pub(crate) struct DetachArgs {
     #[arg(conflicts_with = "runtime_dir")]
     adapter: AdapterChoice,
 
-    /// Where the adapter is met
+    /// The adapter's runtime directory
     #[arg(long, value_name = "DIR")]
     runtime_dir: Option<PathBuf>,
 }
@@ -41,7 +41,7 @@ Examples:
   toehold detach all
   toehold detach --undo all
 
-A program that sleeps follows at its next call.";
+A sleeping program moves its connections at its next call.";
 
 /// The connections to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

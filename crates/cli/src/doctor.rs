@@ -27,12 +27,12 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     copying: bool,
 
-    /// Look at the system adapter too, and at the services that toehold enable has enabled
+    /// Check the system adapter too, and each service that toehold enable has enabled
     #[arg(long, conflicts_with_all = ["preload_check", "adapter", "runtime_dir"])]
     system: bool,
 
-    /// Only try whether the library can be preloaded into every program of a system: that of a
-    /// root directory (a container image), or that of a process
+    /// Only test whether the library can be preloaded into every program of a system: the system in
+    /// a root directory (a container image), or the system of a process
     #[arg(long, value_name = "ROOT|PID", conflicts_with_all = ["json", "copying"])]
     preload_check: Option<String>,
 
@@ -41,7 +41,7 @@ pub(crate) struct DoctorArgs {
     #[arg(conflicts_with = "runtime_dir")]
     adapter: AdapterChoice,
 
-    /// Where the adapter is met
+    /// The adapter's runtime directory
     #[arg(long, value_name = "DIR")]
     runtime_dir: Option<PathBuf>,
 }

@@ -30,7 +30,7 @@ pub(crate) struct LabArgs {
 enum LabCommand {
     /// List the experiments
     List(ListArgs),
-    /// Show an experiment: its arms, its loads, how long it takes
+    /// Show an experiment: its arms, its loads and its duration
     Show(ShowArgs),
     /// Carry out an experiment: conclusions, tables, and the published figures beside them
     Run(RunArgs),
@@ -42,19 +42,19 @@ enum LabCommand {
     Compare(CompareArgs),
     /// Serve loads of `toehold lab client` until it is ended
     Server(ServerArgs),
-    /// Send a load to a `toehold lab server` and say what was measured
+    /// Send a load to a `toehold lab server` and print the measurements
     Client(ClientArgs),
-    /// Hand the bytes of a load over between two bare threads: the limit of this machine
+    /// Move the bytes of a load between two threads without sockets: the limit of this machine
     Limit(LimitArgs),
-    /// Ask a web server for files and say what was measured
+    /// Request files from a web server and print the measurements
     Http(HttpArgs),
-    /// Make files for servers to serve; a seed decides sizes and bytes
+    /// Make files for servers; a seed determines sizes and bytes
     Files(FilesArgs),
-    /// Ask many servers in turn, a connection for each, and say what was measured
+    /// Poll many servers in turn, with a connection for each, and print the measurements
     Poll(PollArgs),
     /// Serve as a filter of a stream of blocks until it is ended
     Filter(FilterArgs),
-    /// Ask the last filter of a stream for regions and say what was measured
+    /// Request regions from the last filter of a stream and print the measurements
     View(ViewArgs),
     /// End the programs of a run that was killed; a run starts it
     #[command(hide = true)]
@@ -80,15 +80,15 @@ struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: Option<u32>,
 
-    /// Say what would be run and about how long that takes, and run nothing
+    /// Print the plan and its estimated duration, and run nothing
     #[arg(long)]
     dry_run: bool,
 
-    /// Fewer rounds and points: to see that it works, not to be quoted
+    /// Fewer rounds and points: a trial of the plan, not a result to quote
     #[arg(long)]
     quick: bool,
 
-    /// Print the report as JSON, every number of it, instead of the tables
+    /// Print the whole report as JSON instead of the tables
     #[arg(long)]
     json: bool,
 
@@ -203,7 +203,7 @@ struct LimitArgs {
 /// The traffic pattern.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PatternChoice {
-    /// A message there, a message back, one after the other; several streams are a hot spot
+    /// A message to the server and a message back, in turns; with several streams a hot spot
     PingPong,
     /// Streams to the server, each acknowledged at its end: one-way, fan-in
     ToServer,
@@ -217,7 +217,7 @@ enum PatternChoice {
     Connect,
     /// Connections that carry nothing: the client opens and closes each
     Empty,
-    /// So many new clients at once, each timed from its connect to its first answer
+    /// Many new clients at once, each timed from its connect to its first response
     Newcomers,
 }
 
@@ -253,15 +253,15 @@ struct LoadArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     seconds: f64,
 
-    /// Time before that, thrown away
+    /// Time before it that is not measured
     #[arg(long, value_name = "SECONDS", default_value_t = 0.2)]
     warmup: f64,
 
-    /// Wait by asking again and again, at both ends, instead of sleeping in the kernel
+    /// Poll at both ends instead of sleeping in the kernel
     #[arg(long)]
     polling: bool,
 
-    /// Write every message anew, and read every byte that arrives
+    /// Write new bytes into every message, and read every byte that arrives
     #[arg(long)]
     touch: bool,
 
@@ -326,7 +326,7 @@ Examples:
   toehold run -- toehold lab server       and in another terminal:
   toehold run -- toehold lab client --pattern to-server --message 128K
   toehold lab limit --pattern to-server --message 128K
-                                          the same bytes between two bare threads";
+                                          the same bytes between two threads without sockets";
 
 /// Does what was asked for.
 pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {

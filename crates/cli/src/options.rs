@@ -77,7 +77,7 @@ pub(crate) enum AdapterChoice {
     System,
 }
 
-/// The wait mode of a program that have not arrived.
+/// How a program waits for bytes that have not arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum WaitChoice {

@@ -17,7 +17,7 @@ pub(crate) struct RulesArgs {
     #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: Option<PathBuf>,
 
-    /// Those that the system adapter reads
+    /// The files that the system adapter reads
     #[arg(long, conflicts_with = "file")]
     system: bool,
 

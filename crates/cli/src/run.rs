@@ -35,7 +35,7 @@ use crate::program::{self, FindError};
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RunArgs {
-    /// How the program's connections may travel
+    /// The path that the program's connections may take
     #[arg(long, value_enum, default_value = "auto")]
     path: PathChoice,
 
@@ -56,11 +56,11 @@ pub(crate) struct RunArgs {
     #[arg(conflicts_with = "runtime_dir")]
     adapter: AdapterChoice,
 
-    /// Where to meet the adapter
+    /// The adapter's runtime directory
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     runtime_dir: Option<PathBuf>,
 
-    /// Whether the system calls of programs are patched that make them themselves: Go, static ones
+    /// Whether programs that make system calls without libc (Go, static programs) are patched
     #[cfg(target_arch = "x86_64")]
     #[arg(long, value_enum, default_value = "on")]
     patch_calls: PatchChoice,
@@ -78,9 +78,9 @@ Examples:
   toehold run --path host -- curl http://localhost/      the same program, not accelerated
   toehold run --patch-calls off -- caddy run             a program of Go, left as it is
 
-Child processes are accelerated too. Where a system adapter runs, programs of all users meet there.
-Elsewhere an adapter of this user's is started in the background when none runs; it leaves when it
-has been idle for a while.
+Child processes are accelerated too. If a system adapter runs, it pairs the connections of all
+users' programs. Otherwise `run` starts an adapter of this user in the background when none runs;
+this adapter ends when it has been idle for a minute.
 
 Exit status: the program's own; 127 when it was not found, 126 when it cannot be executed.";
 

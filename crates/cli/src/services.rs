@@ -65,7 +65,7 @@ pub(crate) struct Units {
 /// Where systemd's files are.
 #[derive(Args, Debug)]
 pub(crate) struct Tree {
-    /// The root of the system whose services are meant, for images
+    /// The root directory of the system, for images
     #[arg(long, value_name = "DIR", default_value = "/", value_hint = clap::ValueHint::DirPath)]
     root: PathBuf,
 }
@@ -77,8 +77,8 @@ Examples:
   toehold list
   toehold disable nginx redis-server
 
-The services meet in the system adapter: `systemctl enable --now toehold-adapter`. Without it they
-run on kernel TCP.";
+The system adapter pairs their connections: `systemctl enable --now toehold-adapter`. Without it all
+connections stay on kernel TCP.";
 
 const DISABLE_EXAMPLES: &str = "\
 Examples:
@@ -97,7 +97,7 @@ Examples:
   toehold list --root /srv/image       those of an image; whether they run is not shown
 
 With --json each service has `unit`, `state` (the sentence of the table) and `needs_action`: whether
-the service is not accelerated until somebody does something.";
+the service needs an action of the operator.";
 
 /// Enables the library for services.
 pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {

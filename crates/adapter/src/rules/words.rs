@@ -57,31 +57,31 @@ pub const WORDS: [Word; 12] = [
         value: "ADDRESS[/BITS]",
         is_setting: false,
         subject: Subject::Connection,
-        meaning: "The address that was connected to is this one, or one of this network.",
+        meaning: "The connection was made to this address, or to an address of this network.",
     },
     Word {
         word: "port",
         value: "PORT|FIRST-LAST",
         is_setting: false,
         subject: Subject::Connection,
-        meaning: "The port that was connected to is this one, or one of these. It is the server's, \
-            at both ends.",
+        meaning: "The connection was made to this port, or to one of these ports. The server's \
+            port counts at both ends.",
     },
     Word {
         word: "socket",
         value: "/PATH|@NAME",
         is_setting: false,
         subject: Subject::Connection,
-        meaning: "The connection is one of Unix sockets, and the socket that was connected to has \
-            this path or, with @ before it, this abstract name: as its program has bound it. With \
-            * as its last letter it is the beginning of a name, and * alone is every Unix socket.",
+        meaning: "The connection was made to a Unix socket that its program has bound to this path \
+            or, with @ before it, to this abstract name. With * as its last letter the value is \
+            the beginning of a name, and * alone is every Unix socket.",
     },
     Word {
         word: "role",
         value: "connects|accepts",
         is_setting: false,
         subject: Subject::Connection,
-        meaning: "The end that the other conditions speak of has made the connection, or has \
+        meaning: "The end for which the other conditions hold has made the connection, or has \
             accepted it.",
     },
     Word {
@@ -90,8 +90,8 @@ pub const WORDS: [Word; 12] = [
         is_setting: true,
         subject: Subject::Connection,
         meaning: "auto: shared memory, when both programs have the library. host: the kernel, \
-            always. Default auto. A connection through the TCP engine is not concerned: the rules \
-            of toehold-engine(5) are about those.",
+            always. Default auto. This setting does not apply to connections through the TCP \
+            engine: they have the rules of toehold-engine(5).",
     },
     Word {
         word: "observability",
@@ -107,9 +107,9 @@ pub const WORDS: [Word; 12] = [
         value: "NUMBER",
         is_setting: true,
         subject: Subject::Connection,
-        meaning: "At most so many of the connections for which this rule decides are in shared \
-            memory at a time, 0 to 1048576. The others stay on the kernel until one of those \
-            ends. Default: the adapter's option --max-connections bounds all together.",
+        meaning: "The greatest number of connections of this rule that are in shared memory at a \
+            time, 0 to 1048576. Further connections stay on the kernel until one of them ends. \
+            Default: only the adapter's option --max-connections limits them.",
     },
     Word {
         word: "wait",
@@ -119,8 +119,8 @@ pub const WORDS: [Word; 12] = [
         meaning: "How the program waits for bytes, in place of the option --wait that it was \
             started with. adaptive: it spins while spinning has recently paid, and sleeps \
             otherwise. poll: it never sleeps. event: it never spins. Processes that have forked \
-            from each other, a server and its workers, wait in one way: the rule matches when its \
-            conditions hold for one of them.",
+            from each other, for example a server and its workers, have one wait mode: the rule \
+            matches when its conditions hold for one of them.",
     },
     Word {
         word: "express",
@@ -128,9 +128,9 @@ pub const WORDS: [Word; 12] = [
         is_setting: true,
         subject: Subject::Program,
         meaning: "Whether short connections of the program use TCP connections again, in place of \
-            the option --express that it was started with. Both ends need it. A program that \
-            listens takes a rule with on from its next listen(2). Processes that have forked from \
-            each other have one setting, as with wait.",
+            the option --express that it was started with. Both ends need on. For a program that \
+            listens, on takes effect at its next listen(2). Processes that have forked from each \
+            other have one setting, as with wait.",
     },
 ];
 

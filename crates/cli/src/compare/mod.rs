@@ -68,7 +68,7 @@ pub(crate) struct CompareArgs {
     )]
     rounds: u32,
 
-    /// Rounds of each path before those, thrown away
+    /// Rounds of each path before the measured ones, not counted
     #[arg(
         long,
         value_name = "N",
@@ -77,8 +77,8 @@ pub(crate) struct CompareArgs {
     )]
     warmup: u32,
 
-    /// Paths to compare, separated by commas [default: host,direct]; naming one twice shows the
-    /// noise
+    /// Paths to compare, separated by commas [default: host,direct]; host,host shows the noise of
+    /// the machine
     #[arg(
         long,
         value_name = "PATHS",
@@ -109,7 +109,8 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_enum, default_value = "none")]
     pin: PinChoice,
 
-    /// Run the base path a second time in every round, to know the noise floor
+    /// Run the base path twice in every round: smaller differences than between these two runs are
+    /// noise
     #[arg(long)]
     aa: bool,
 
@@ -129,7 +130,7 @@ pub(crate) struct CompareArgs {
     #[arg(long)]
     no_syscalls: bool,
 
-    /// Print everything measured as JSON instead of the table
+    /// Print all measurements as JSON instead of the table
     #[arg(long)]
     json: bool,
 
@@ -154,8 +155,9 @@ Examples:
     toehold compare --paths host,host --server ... --client ...
 
 Ratios are medians of those within rounds, against kernel TCP (the host path). An interval that
-includes 1 is reported as \"no detectable difference\". Below six rounds there is no 95 % interval:
-the least and the most are shown, and only paths that never overlap are told apart.
+includes 1 is reported as \"no detectable difference\". With fewer than six rounds there is no 95 %
+interval: the report shows the least and the greatest ratio, and a difference only between paths
+whose results do not overlap.
 
 Exit status: 0 when every round succeeded, 1 when one failed, 2 for a wrong command line.";
 

@@ -16,29 +16,29 @@ pub(super) struct HttpArgs {
     #[arg(value_name = "ADDRESS")]
     to: Address,
 
-    /// The path to ask for; with --files the folder of these files
+    /// The path to request; with --files the directory of these files
     #[arg(long, value_name = "PATH", default_value = "/")]
     path: String,
 
-    /// Ask for files 0 to N - 1 below the path, as `toehold lab files --count N` makes them
+    /// Request files 0 to N - 1 below the path, as `toehold lab files --count N` makes them
     #[arg(long, value_name = "N")]
     files: Option<usize>,
 
-    /// Ask for what this file says, a line WEIGHT COUNT PATH for each kind of request: PATH with a
-    /// number from 0 to COUNT - 1 behind it
+    /// Request the paths of this file: it has a line WEIGHT COUNT PATH for each kind of request,
+    /// and PATH is followed by a number from 0 to COUNT - 1
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     #[arg(conflicts_with_all = ["path", "files", "zipf"])]
     mix: Option<PathBuf>,
 
-    /// Each connection is a browser that thinks before its next request: the mean, in seconds
+    /// The mean pause of each connection before its next request, as browsers make it
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     think: f64,
 
-    /// Ask by Zipf's law with this exponent; 0 asks for all alike
+    /// Request paths by Zipf's law with this exponent; with 0 all are equally frequent
     #[arg(long, value_name = "ALPHA", default_value_t = 0.0)]
     zipf: f64,
 
-    /// Decides the order of the requests
+    /// The seed of the order of the requests
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
@@ -57,7 +57,7 @@ struct SpanArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     seconds: f64,
 
-    /// Time before that, thrown away
+    /// Time before it that is not measured
     #[arg(long, value_name = "SECONDS", default_value_t = 0.2)]
     warmup: f64,
 
@@ -148,27 +148,27 @@ const MIX_PATHS_MAX: usize = 10_000;
 /// Options of `toehold lab files`.
 #[derive(Args, Debug)]
 pub(super) struct FilesArgs {
-    /// The folder; made where it is missing
+    /// The directory, which is created if it is missing
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     folder: PathBuf,
 
-    /// A file of each of these sizes, called by its size in bytes
+    /// A file of each of these sizes, named by its size in bytes
     #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = bytes)]
     sizes: Vec<usize>,
 
-    /// So many files, called 0, 1 and so on
+    /// The number of files with the names 0, 1 and so on
     #[arg(long, value_name = "N", default_value_t = 0)]
     count: usize,
 
-    /// The smallest of these
+    /// The smallest of the files of --count
     #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = bytes)]
     least: usize,
 
-    /// The largest of these
+    /// The largest of the files of --count
     #[arg(long, value_name = "BYTES", default_value = "64K", value_parser = bytes)]
     most: usize,
 
-    /// Decides sizes and bytes
+    /// The seed of sizes and bytes
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
@@ -264,7 +264,7 @@ pub(super) struct FilterArgs {
     #[arg(long, value_enum, default_value = "microscope")]
     kind: KindChoice,
 
-    /// Decides the data
+    /// The seed of the data
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
@@ -293,11 +293,11 @@ pub(super) struct ViewArgs {
     #[arg(long, value_enum, default_value = "microscope")]
     kind: KindChoice,
 
-    /// The part of the updates that are of a small region; the others are of everything
+    /// The fraction of the updates that show a small region; the others show everything
     #[arg(long, value_name = "PART", default_value_t = 0.0)]
     partial: f64,
 
-    /// Decides which updates and which regions
+    /// The seed of the updates and the regions
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 

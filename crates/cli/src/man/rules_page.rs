@@ -32,9 +32,7 @@ pub(super) fn text() -> String {
     paragraphs(&mut roff, &FILES);
     roff.control("SH", ["ERRORS"]);
     paragraphs(&mut roff, &ERRORS);
-    roff.text([roman(format!(
-        "An adapter takes {RULES_MAX} rules at most."
-    ))]);
+    roff.text([roman(format!("An adapter has at most {RULES_MAX} rules."))]);
     roff.control("SH", ["SIGNALS"]);
     paragraphs(&mut roff, &SIGNALS);
     roff.control("SH", ["EXAMPLE"]);
@@ -77,44 +75,44 @@ const DESCRIPTION: [&str; 4] = [
     rest of a line after # is a comment.",
     "A rule matches a connection when all its conditions hold for one of the two ends. A rule \
     without a condition matches every connection. For each setting, the first rule that matches \
-    the connection and has this setting decides. Rules are asked when both ends are known: a \
-    connection whose other end is not under Toehold is on the kernel in any case.",
+    the connection and has this setting decides. The adapter applies rules when it knows both \
+    ends: a connection whose other end is not under Toehold is on the kernel in any case.",
     "A rule with wait or express is about programs, not about connections. Its conditions are \
-    program, user and unit. It holds for programs that run already: wait from their next wait on, \
-    express from the next call on an ordinary connection, or the next sleep. A program that \
-    listens takes express on from its next listen(2).",
-    "The adapter applies the rules. Programs have to trust it, but it need not trust them: a \
-    program can give itself another name. Rules direct traffic; they are no security boundary.",
+    program, user and unit. It also applies to running programs: wait from their next wait, \
+    express from the next call on an ordinary connection, or the next sleep. For a program that \
+    listens, express on takes effect at its next listen(2).",
+    "A program can change its own name. So rules direct traffic, but they are no protection.",
 ];
 
 const FILES: [&str; 2] = [
     "The system adapter reads the system's file. An adapter of a user reads the user's file and \
-    then the system's, so that the user's rules are asked first. A file that is not there has no \
+    then the system's file, so the user's rules come first. A missing file is like a file without \
     rules. toehold adapter --rules names another file, in place of both.",
-    "The library in the programs reads no file.",
+    "Only the adapter reads these files. The library in the programs reads none.",
 ];
 
 const ERRORS: [&str; 1] = [
-    "A wrong rule is named with its file and line, its cause, and what was expected. An adapter \
-    with a wrong rule does not start: programs run, and all their connections stay on the kernel. \
-    So no connection is accelerated that a rule should have kept there. toehold rules checks the \
-    files.",
+    "The error for an invalid rule names file, line, cause and the expected values. An adapter \
+    with an invalid rule does not start: programs run, and all their connections stay on the \
+    kernel. So no connection is accelerated that a rule should have kept there. toehold rules \
+    checks the files.",
 ];
 
 const SIGNALS: [&str; 1] = [
-    "On SIGHUP the adapter reads the files again. Live connections follow at their next calls, \
-    without losing a byte. With a wrong rule the adapter keeps those that it has, and says so.",
+    "After SIGHUP the adapter reads the files again. The rules then apply to open connections, \
+    too, from their next calls, and no byte is lost. If a rule is invalid, the adapter keeps its \
+    former rules and reports the error.",
 ];
 
 const EXAMPLE: &str = "\
-# psql may use memory; all other traffic with the database is to be seen
+# psql may use shared memory; captures and filters see all other traffic with the database
 program psql         path auto
 port 5432            path host
 # a monitoring program captures all the time
 unit redis-server    observability ignore
-# backups run beside everything else, and never spin
+# backups never spin
 user backup          wait event
-# a firewall counts the proxy's connections: each has a TCP connection of its own
+# a firewall counts the proxy's connections: each gets a TCP connection of its own
 program haproxy      express off";
 
 #[cfg(test)]

@@ -46,31 +46,31 @@ pub(super) fn text() -> String {
     roff.render()
 }
 
-const DESCRIPTION: &str = "Each line is a word and its value; to takes a destination, settings \
-    and their values. The rest of a line after # is a \
-    comment. A wrong line is named with its number and its cause, and nothing of the file is \
-    taken. Options of the command line are taken beside the file. Where a word may stand once, the \
-    option wins.";
+const DESCRIPTION: &str = "Each line is a word and its value; to has a destination, settings and \
+    their values. The rest of a line after # is a comment. The error for an invalid line names the \
+    line and the cause, and no line of the file takes effect. Options of the command line are \
+    added to the settings of the file. If a word may be given only once, the option has priority \
+    over the line.";
 
 const RULES: &str = "The first rule that matches a destination decides: those of the command line, \
     then those of the file, in their order. After them, for programs under --path offload, the \
     engine takes every destination that its addresses and gateways reach. All other connections \
     use shared memory on this host, or the kernel.";
 
-const SIGNALS: &str = "On SIGHUP the adapter reads the file again. Addresses, shared \
-    ones, gateways, rules, mtu, lso, lro, checksum, split-headers, copy-engine, copybreak, \
-    coalesce, batch, quota and memory can change while it runs, and for new connections window, \
-    congestion, ecn, pacing, initial-window, keepalive, fast-open and to. Connections of an \
-    address that is gone are reset. Another link or another number of threads need another \
-    adapter. toehold adapter --set changes one setting of an adapter that runs, until the file is \
-    read again.";
+const SIGNALS: &str = "After SIGHUP the adapter reads the file again. These settings can change \
+    while it runs: address, share, gateway, the rules, mtu, lso, lro, checksum, split-headers, \
+    copy-engine, copybreak, coalesce, batch, quota and memory; and for new connections window, \
+    congestion, ecn, pacing, initial-window, keepalive, fast-open and to. Connections of a removed \
+    address are reset. To change the link, the number of threads or the outgoing ports, start \
+    another adapter. toehold adapter --set changes one setting of a running adapter, until the \
+    file is read again.";
 
 const EXAMPLE: &str = "\
 link     packet:eth0
 address  10.84.0.2/24
 gateway  10.84.0.1
 host     10.84.0.9             # always by the kernel
-offload  10.84.0.0/24:6379     # Redis, whoever connects
+offload  10.84.0.0/24:6379     # Redis, for all programs
 to       10.85.0.0/16 congestion bbr window 64   # far away";
 
 #[cfg(test)]

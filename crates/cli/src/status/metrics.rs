@@ -34,7 +34,7 @@ pub(crate) struct MetricsArgs {
     #[arg(conflicts_with = "runtime_dir")]
     adapter: AdapterChoice,
 
-    /// Where the adapter is met
+    /// The adapter's runtime directory
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     runtime_dir: Option<PathBuf>,
 }

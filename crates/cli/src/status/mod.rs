@@ -32,7 +32,7 @@ use table::{Earlier, View};
 #[derive(Args, Debug)]
 #[command(after_help = COLUMNS)]
 pub(crate) struct StatusArgs {
-    /// Print everything the adapter knows as JSON
+    /// Print the adapter's whole answer as JSON
     #[arg(long, conflicts_with_all = ["watch", "program", "path", "sort", "counters", "all"])]
     json: bool,
 
@@ -60,7 +60,7 @@ pub(crate) struct StatusArgs {
     #[arg(long)]
     all: bool,
 
-    /// Repeat every so many seconds (2 without a number), with rates; ^C ends it
+    /// Repeat at this interval (2 seconds without a number), with rates; ^C ends it
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=86_400))]
     watch: Option<u32>,
@@ -70,7 +70,7 @@ pub(crate) struct StatusArgs {
     #[arg(conflicts_with = "runtime_dir")]
     adapter: AdapterChoice,
 
-    /// Where the adapter is met
+    /// The adapter's runtime directory
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     runtime_dir: Option<PathBuf>,
 }
@@ -113,9 +113,9 @@ enum SortKey {
 
 const COLUMNS: &str = "\
 Columns:
-  path        how bytes travel: direct (shared memory), host (kernel TCP), offload (the adapter's
-              engine), parked (a carrier that waits for its next connection: --express);
-              sending/receiving where the two differ
+  path        direct (shared memory), host (kernel TCP), offload (the adapter's engine), parked
+              (a carrier that waits for its next connection: --express); sending/receiving where
+              the two differ
   rings       bytes through shared memory, both directions together
   kernel      bytes through the kernel, both directions together
   why         the reason, for a connection on the host path; how many connections a parked
@@ -129,10 +129,10 @@ With --counters:
   woken       times the program was woken
   spins       waits that ended without sleeping, of those that tried
   saved       system calls avoided
-  below the program's name, why its connections did not come by used carriers (--express), and
-  below an offloaded connection how it behaves: congestion control, round trip and windows
+  below the program's name, the reasons why its connections did not use carriers again
+  (--express); below an offloaded connection, its congestion control, round trip and windows
 
-Without an adapter the tables of its programs are shown, as far as this user may read them.
+Without an adapter, status reads the connection tables of the programs that this user may inspect.
 Exit status: 0, or 1 when no adapter answers.";
 
 /// Asks and prints.

@@ -25,10 +25,10 @@ pub const WORDS: [Word; 29] = [
         repeats: false,
         changes: false,
         is_of_connections: false,
-        meaning: "The device on which frames travel. tap:NAME is a TAP device, which is created if \
-            there is none. packet:INTERFACE and xdp:INTERFACE are a packet socket and AF_XDP on an \
-            interface that exists. @NETNS is its network namespace: a name that ip-netns(8) lists, \
-            or a path like /proc/PID/ns/net.",
+        meaning: "The device that carries the frames. tap:NAME is a TAP device, which is created \
+            if there is none. packet:INTERFACE and xdp:INTERFACE are a packet socket and AF_XDP on \
+            an interface that exists. @NETNS is its network namespace: a name that ip-netns(8) \
+            lists, or a path like /proc/PID/ns/net.",
     },
     Word {
         word: "address",
@@ -46,9 +46,9 @@ pub const WORDS: [Word; 29] = [
         changes: false,
         is_of_connections: false,
         meaning: "An address of the host on the link's interface, instead of addresses of the \
-            engine's own. Ports where programs listen through the engine are the engine's; all \
-            else stays with the kernel. PORTS bounds them: 80,8000-8099. An IPv6 address with \
-            ports stands in brackets, and needs an xdp link.",
+            engine's own. The engine owns the ports on which programs listen through it; the \
+            kernel owns the others. PORTS limits them: 80,8000-8099. An IPv6 address with ports \
+            stands in brackets, and needs an xdp link.",
     },
     Word {
         word: "outgoing",
@@ -56,10 +56,11 @@ pub const WORDS: [Word; 29] = [
         repeats: false,
         changes: false,
         is_of_connections: false,
-        meaning: "Ports of shared addresses from which connections of programs go out, by --path \
-            offload or by an offload line. The kernel must not give them out itself: of its own \
-            range (net.ipv4.ip_local_port_range) they are reserved at the start, in \
-            net.ipv4.ip_local_reserved_ports. Default: such connections stay with the kernel.",
+        meaning: "Source ports, at the shared addresses, for connections that programs make \
+            through the engine, under --path offload or by an offload line. The kernel must not \
+            assign these ports itself: ports in its own range (net.ipv4.ip_local_port_range) are \
+            reserved at the start, in net.ipv4.ip_local_reserved_ports. Default: such connections \
+            use the kernel.",
     },
     Word {
         word: "gateway",
@@ -112,11 +113,12 @@ pub const WORDS: [Word; 29] = [
         repeats: false,
         changes: true,
         is_of_connections: false,
-        meaning: "The work with checksums. on: the link computes them, and is believed where it \
-            says that one that arrived is right; the engine verifies the others. verify: the \
-            engine verifies all that were ever computed. trust: nobody verifies any, so damage on \
-            the way is not seen. off: the engine computes and verifies them, and there is neither \
-            lso nor lro. Default on; off on an xdp link, which has trust besides.",
+        meaning: "The party that computes checksums, and the party that verifies arriving ones. \
+            on: the link computes them, and the engine trusts the link where it reports a valid \
+            checksum; the engine verifies the others. verify: the link computes, and the engine \
+            verifies every checksum that was ever computed. trust: no checksum is verified, and \
+            damage on the way is not noticed. off: the engine computes and verifies, and there is \
+            neither lso nor lro. Default on; an xdp link has only off, its default, and trust.",
     },
     Word {
         word: "split-headers",
@@ -124,9 +126,10 @@ pub const WORDS: [Word; 29] = [
         repeats: false,
         changes: true,
         is_of_connections: false,
-        meaning: "Whether payload of large frames is received straight into the program's ring, \
-            apart from the headers: always on a packet link, on a TAP device while a stream runs. \
-            Without it payload goes by a buffer and is copied. Default on.",
+        meaning: "Whether payload of large frames is received directly into the program's ring, \
+            separate from the headers: always on a packet link; on a TAP device while one stream \
+            of one program runs. Otherwise payload is received into a buffer and copied. Default \
+            on.",
     },
     Word {
         word: "copy-engine",
@@ -134,9 +137,9 @@ pub const WORDS: [Word; 29] = [
         repeats: false,
         changes: true,
         is_of_connections: false,
-        meaning: "Who copies payload that was received into a buffer: the engine's thread itself \
-            (off), a thread of its own, Intel's Data Streaming Accelerator, or a DMA device by \
-            way of DPDK. The engine takes the next frames meanwhile. Default off.",
+        meaning: "The copier of payload that was received into a buffer. off: the engine's thread, \
+            at once. worker: a separate thread; dsa: Intel's Data Streaming Accelerator; dmadev: a \
+            DMA device through DPDK: meanwhile the engine takes the next frames. Default off.",
     },
     Word {
         word: "copybreak",
@@ -144,9 +147,9 @@ pub const WORDS: [Word; 29] = [
         repeats: false,
         changes: true,
         is_of_connections: false,
-        meaning: "The copy engine gets payload of so many bytes and more. 1 to 65536; auto is the \
-            value that `toehold doctor --copying` shows, and never where the copy engine does not \
-            pay. Default auto.",
+        meaning: "Shorter payload is copied at once by the engine. 1 to 65536; auto is the \
+            calibrated value, which `toehold doctor --copying` shows; where the copy engine is \
+            never faster, it gets no payload. Default auto.",
     },
     Word {
         word: "coalesce",
@@ -154,8 +157,8 @@ pub const WORDS: [Word; 29] = [
         repeats: false,
         changes: true,
         is_of_connections: false,
-        meaning: "How long the engine waits after a wake-up for more work: fewer wake-ups, later \
-            answers. 0 to 10000; default 0.",
+        meaning: "The time that the engine waits after a wake-up for more work: fewer wake-ups, \
+            later answers. 0 to 10000; default 0.",
     },
     Word {
         word: "batch",
@@ -163,8 +166,8 @@ pub const WORDS: [Word; 29] = [
         repeats: false,
         changes: true,
         is_of_connections: false,
-        meaning: "Most frames that are received in a row before programs have their turn. 1 to \
-            65536; default 256.",
+        meaning: "Most frames received in a row before the programs are served. 1 to 65536; \
+            default 256.",
     },
     Word {
         word: "quota",
@@ -191,8 +194,8 @@ pub const WORDS: [Word; 29] = [
         changes: true,
         is_of_connections: true,
         meaning: "Most bytes of one connection in flight, each way. Windows begin with 64 KiB and \
-            grow up to this where the round trip is long, as far as the memory allows. 1 to 64; \
-            default 16.",
+            grow up to this limit where the round trip is long, as far as the memory allows. 1 to \
+            64; default 16.",
     },
     Word {
         word: "congestion",
@@ -201,7 +204,7 @@ pub const WORDS: [Word; 29] = [
         changes: true,
         is_of_connections: true,
         meaning: "The congestion control of new connections. dctcp is for networks whose switches \
-            mark as it expects. bbr models the path and is always paced. Default cubic.",
+            set ECN marks for DCTCP. bbr models the path and is always paced. Default cubic.",
     },
     Word {
         word: "ecn",
@@ -209,9 +212,9 @@ pub const WORDS: [Word; 29] = [
         repeats: false,
         changes: true,
         is_of_connections: true,
-        meaning: "Whether new connections ask for explicit congestion notification: on for that of \
-            RFC 3168, accurate for receivers that count the marks (RFC 9768; on with a remote that \
-            does not). Default off.",
+        meaning: "Whether new connections ask for explicit congestion notification: on for RFC \
+            3168, accurate for receivers that count the marks (RFC 9768; with a remote that does \
+            not support it, as on). Default off.",
     },
     Word {
         word: "pacing",
@@ -246,10 +249,11 @@ pub const WORDS: [Word; 29] = [
         repeats: false,
         changes: true,
         is_of_connections: true,
-        meaning: "Payload of SYNs (TCP Fast Open, RFC 7413): client sends it, for programs that \
-            use MSG_FASTOPEN or TCP_FASTOPEN_CONNECT, once the remote has given a cookie; server \
-            takes it, for listeners that set TCP_FASTOPEN; on does both. The first bytes of \
-            a connection may then come twice, in two connections. Default off.",
+        meaning: "Payload of SYNs (TCP Fast Open, RFC 7413). client: the engine sends it, for \
+            programs that use MSG_FASTOPEN or TCP_FASTOPEN_CONNECT, once the remote has given a \
+            cookie. server: the engine accepts it, for listeners that set TCP_FASTOPEN. on: both. \
+            The first bytes of a connection may then arrive twice, in two connections. Default \
+            off.",
     },
     Word {
         word: "to",
@@ -257,10 +261,10 @@ pub const WORDS: [Word; 29] = [
         repeats: true,
         changes: false,
         is_of_connections: false,
-        meaning: "Settings of new connections to these destinations, in place of those of all: \
-            window, congestion, ecn, pacing, initial-window, keepalive, fast-open. A connection \
-            that a remote makes is one to the engine's own address and port. Of each setting, the \
-            first line that matches and names it decides.",
+        meaning: "Settings of new connections to these destinations, in place of the general \
+            settings: window, congestion, ecn, pacing, initial-window, keepalive, fast-open. The \
+            destination of a connection that a remote makes is the engine's own address and port. \
+            Each setting is taken from the first matching line that names it.",
     },
     Word {
         word: "threads",
@@ -268,7 +272,7 @@ pub const WORDS: [Word; 29] = [
         repeats: false,
         changes: false,
         is_of_connections: false,
-        meaning: "Engine threads, each with a queue of the device. 1 to 16; default 1.",
+        meaning: "Engine threads, each with its share of the connections. 1 to 16; default 1.",
     },
     Word {
         word: "offload",
@@ -276,7 +280,7 @@ pub const WORDS: [Word; 29] = [
         repeats: true,
         changes: false,
         is_of_connections: false,
-        meaning: "Connections to these destinations are the engine's, whoever makes them. An IPv6 \
+        meaning: "Connections to these destinations use the engine, under --path auto too. An IPv6 \
             prefix with a port stands in brackets.",
     },
     Word {
