@@ -265,7 +265,7 @@ fn advice(reason: &str) -> Option<&'static str> {
 const ADVICE: [(&str, &str); 21] = [
     (
         "a rule keeps it",
-        "change the rule, then: systemctl reload toehold-adapter",
+        "change the rule, then send SIGHUP to the adapter (systemctl reload)",
     ),
     (
         "too little traffic",
