@@ -38,6 +38,7 @@ use toehold_channel::offload;
 use toehold_channel::table::WaitMode;
 
 pub use crate::engine::settings::SettingsError as RulesError;
+use crate::engine::settings::text_of;
 use crate::registry::{Address, Tuple};
 
 /// The rules of one or more files, in their order.
@@ -133,7 +134,7 @@ impl Rules {
     pub fn read(files: &[RulesFile]) -> Result<Rules, RulesError> {
         let mut rules = Rules::default();
         for RulesFile { path, is_required } in files {
-            let text = match std::fs::read_to_string(path) {
+            let text = match text_of(path) {
                 Ok(text) => text,
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_required => {
                     continue;

@@ -49,8 +49,11 @@ mod share;
 mod value;
 pub mod words;
 
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::time::Duration;
 
 use toehold_channel::offload::{Rule, RuleAction};
@@ -64,6 +67,25 @@ pub use self::error::SettingsError;
 pub(crate) use self::rule::{prefix, rule_of, to_sixteen_bytes};
 pub use self::share::Share;
 pub(super) use self::value::name_of;
+
+/// The text of a file that the operator named. A file without end, a device for example, is an
+/// error.
+///
+/// # Errors
+///
+/// When the file cannot be read, or is too large.
+pub(crate) fn text_of(file: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let file = File::open(file)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
+    match text.len() as u64 > FILE_BYTES_MAX {
+        true => Err(io::Error::other("the file is larger than 4 MiB")),
+        false => Ok(text),
+    }
+}
+
+/// Far more than all settings and rules that an adapter accepts, with their comments.
+const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// All settings of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]

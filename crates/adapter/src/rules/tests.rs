@@ -318,3 +318,17 @@ fn a_missing_file_is_an_error_only_when_it_was_named() {
     let error = missing(true).expect_err("it was named").to_string();
     assert!(error.starts_with("cannot read /nonexistent/toehold.conf: "));
 }
+
+#[test]
+fn a_file_without_end_is_an_error() {
+    let path = "/dev/zero".into();
+    let read = Rules::read(&[RulesFile {
+        path,
+        is_required: true,
+    }]);
+    let error = read.expect_err("it has no end").to_string();
+    assert_eq!(
+        error,
+        "cannot read /dev/zero: the file is larger than 4 MiB"
+    );
+}

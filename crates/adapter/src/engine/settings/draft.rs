@@ -1,7 +1,6 @@
 //! Settings in the making: collected word by word from options and from a file.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -14,7 +13,7 @@ use super::rule::{own_address, rule, rule_of, to_sixteen_bytes};
 use super::value::{address, number, switch};
 use super::{
     ByDestination, Checksum, CopyEngine, Device, DeviceKind, Settings, SettingsError, Share, share,
-    words,
+    text_of, words,
 };
 
 /// Settings in the making; [`Draft::finish`] checks them as a whole.
@@ -125,8 +124,7 @@ impl Draft {
     /// # Errors
     /// The line, with its error.
     pub fn read(&mut self, file: &Path) -> Result<(), SettingsError> {
-        let text =
-            fs::read_to_string(file).map_err(|error| SettingsError::File(file.into(), error))?;
+        let text = text_of(file).map_err(|error| SettingsError::File(file.into(), error))?;
         let mut lines_of = BTreeMap::new();
         for (index, line) in text.lines().enumerate() {
             let text = line.split('#').next().unwrap_or_default().trim();
@@ -379,6 +377,7 @@ const THREADS_MAX: usize = 16;
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::fs;
     use std::net::SocketAddr;
 
     use super::*;
