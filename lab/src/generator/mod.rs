@@ -205,9 +205,9 @@ impl Load {
             return Err("active connections and a gate belong to the pattern requests".to_owned());
         }
         match self.rate {
-            Some(rate) if !(rate > 0.0 && rate <= RATE_MAX) => {
-                Err(format!("the rate is a number above 0, up to {RATE_MAX}"))
-            }
+            Some(rate) if !(RATE_MIN..=RATE_MAX).contains(&rate) => Err(format!(
+                "the rate is a number from {RATE_MIN} to {RATE_MAX}, and not {rate}"
+            )),
             Some(_) if self.pattern != Pattern::Requests => {
                 Err("a rate belongs to the pattern requests".to_owned())
             }
@@ -330,6 +330,9 @@ pub const SCHEMA: &str = "toehold-generator/1";
 
 const STREAMS_MAX: usize = 100_000;
 const SECONDS_MAX: f64 = 3600.0;
+/// At a lower rate no request would be due in [`SECONDS_MAX`], and the time of the next one could
+/// be too large for a clock.
+const RATE_MIN: f64 = 1e-3;
 const RATE_MAX: f64 = 1e8;
 const PRIOR_MAX: usize = 10_000;
 

@@ -329,6 +329,13 @@ fn loads_that_cannot_be_are_refused_in_one_sentence() {
         })
         .contains("requests")
     );
+    for rate in [0.0, -1.0, 1e-300, 1e300, f64::NAN] {
+        let load = Load {
+            rate: Some(rate),
+            ..load(Pattern::Requests)
+        };
+        assert!(refused(load).contains("rate"), "{rate}");
+    }
     for address in ["", "host", "host:", "host:99999", "unix:"] {
         assert!(address.parse::<Address>().is_err(), "{address}");
     }
