@@ -571,7 +571,9 @@ impl Daemon {
     fn timeout(&self) -> Option<Duration> {
         let now = Instant::now();
         let leave = self.options.idle_exit.filter(|_| self.has_no_client());
-        let leave = leave.map(|idle| (self.idle_since + idle).saturating_duration_since(now));
+        // No sum of a time and a duration: the option may be any number of seconds.
+        let idle_for = now.saturating_duration_since(self.idle_since);
+        let leave = leave.map(|idle| idle.saturating_sub(idle_for));
         let sample = self.sample_next;
         let sample = sample.map(|due| due.saturating_duration_since(now));
         let cool = self.regions.cool_due();

@@ -82,6 +82,21 @@ fn a_service_manager_hears_that_it_serves_and_what_is_missing_and_that_it_leaves
     assert!(heard(&manager).contains("STOPPING=1"));
 }
 
+/// Any number of seconds is a time.
+#[test]
+fn an_adapter_may_wait_for_programs_as_long_as_a_number_says() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let socket = scratch.path().join("manager");
+    let manager = UnixDatagram::bind(&socket).expect("a socket");
+    manager.set_read_timeout(Some(TIME_LIMIT)).expect("a limit");
+    let mut command = adapter(&scratch.path().join("runtime"));
+    command.args(["--idle-exit", &u64::MAX.to_string()]);
+    command.env("NOTIFY_SOCKET", &socket);
+    let adapter = Adapter(command.spawn().expect("it starts"));
+    assert!(heard(&manager).contains("READY=1\n"));
+    assert!(adapter.terminate());
+}
+
 #[test]
 fn an_engine_that_is_required_and_does_not_start_is_a_failure() {
     let scratch = tempfile::tempdir().expect("a folder");
