@@ -1,14 +1,19 @@
 //! `toehold compare` from the outside, with servers and clients that every host has.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+/// No more options.
+const NONE: &[&str] = &[];
+
 /// A comparison of the host path with itself: needs neither library nor adapter.
-fn compare(server: &str, client: &str, more: &[&str]) -> Output {
+fn compare(server: &str, client: &str, more: &[impl AsRef<OsStr>]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_toehold"))
         .args(["compare", "--paths", "host,host", "--no-syscalls"])
         .args(["--server", server, "--client", client])
@@ -71,9 +76,23 @@ fn the_page_is_written_and_the_table_names_both_paths() {
     assert!(html.contains("<svg") && html.ends_with("</html>\n"));
 }
 
+/// The report names the command, whose words may be any bytes.
+#[test]
+fn a_page_may_have_a_name_that_is_no_text() {
+    let folder = tempfile::tempdir().expect("room");
+    let page = folder.path().join(OsStr::from_bytes(b"p\xff.html"));
+    let more = [
+        "--ready", "sleep:0", "--rounds", "1", "--warmup", "0", "--html",
+    ];
+    let more = more.map(OsStr::new).into_iter().chain([page.as_os_str()]);
+    let output = compare("sleep 600", "true", &more.collect::<Vec<_>>());
+    assert!(output.status.success(), "{}", error_of(&output));
+    assert!(page.is_file());
+}
+
 #[test]
 fn a_server_that_ends_early_is_explained_with_its_own_words() {
-    let output = compare("sh -c 'echo no luck >&2; exit 7'", "true", &[]);
+    let output = compare("sh -c 'echo no luck >&2; exit 7'", "true", NONE);
     assert_eq!(output.status.code(), Some(1));
     let error = error_of(&output);
     assert!(
@@ -159,7 +178,7 @@ fn an_interruption_ends_everything_that_was_started() {
 
 #[test]
 fn a_missing_program_is_named() {
-    let output = compare("toehold-no-such-server", "true", &[]);
+    let output = compare("toehold-no-such-server", "true", NONE);
     assert_eq!(output.status.code(), Some(1));
     assert!(
         error_of(&output).contains("toehold-no-such-server"),

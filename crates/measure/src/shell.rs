@@ -4,6 +4,13 @@
 //! program. A command that needs a shell (pipes, variables, globs, assignments) is passed to
 //! `/bin/sh -c`.
 
+/// The command line of this process, quoted for a shell. Bytes that are not UTF-8 are replaced by
+/// U+FFFD.
+pub fn own_command() -> String {
+    let words = std::env::args_os().map(|word| quoted(&word.to_string_lossy()));
+    words.collect::<Vec<_>>().join(" ")
+}
+
 /// The words of `command`, or a shell that runs it.
 pub fn words(command: &str) -> Vec<String> {
     match split(command) {

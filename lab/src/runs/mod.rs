@@ -84,11 +84,10 @@ pub fn begin(plan: PlanFile, out: Option<&Path>, form: Form) -> Result<(), LabEr
 
 /// A run without samples.
 fn fresh(plan: PlanFile) -> Record {
-    let words: Vec<String> = std::env::args().map(|word| shell::quoted(&word)).collect();
     Record {
         schema: record::SCHEMA.to_owned(),
         plan,
-        command: words.join(" "),
+        command: shell::own_command(),
         environment: Environment::capture(),
         seed: 1,
         rounds_done: 0,

@@ -280,10 +280,7 @@ impl Comparison<'_> {
         }
         Ok(Report {
             schema: report::SCHEMA,
-            command: std::env::args()
-                .map(|word| shell::quoted(&word))
-                .collect::<Vec<_>>()
-                .join(" "),
+            command: shell::own_command(),
             plan: self.plan(),
             environment: self.environment,
             metrics: report::metrics(&reports, self.args.aa),
