@@ -217,3 +217,5 @@ fn wrong_options_are_2() {
         );
     }
 }
+        &["--timeout", "18446744073709551615"],
+        &["--ready-timeout", "0"],

@@ -115,11 +115,11 @@ pub(crate) struct CompareArgs {
     aa: bool,
 
     /// Longest time a client may take, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = bound())]
     timeout: u64,
 
     /// Longest time a server may take to be ready, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = bound())]
     ready_timeout: u64,
 
     /// Seed of the rounds' order and of the intervals
@@ -160,6 +160,11 @@ interval: the report shows the least and the greatest ratio, and a difference on
 whose results do not overlap.
 
 Exit status: 0 when every round succeeded, 1 when one failed, 2 for a wrong command line.";
+
+/// The values of a bound on waiting, in seconds.
+fn bound() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..=BOUND_SECONDS_MAX)
+}
 
 /// Runs the comparison and prints its report.
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
@@ -548,6 +553,9 @@ fn scratch_directory() -> Result<TempDir, Failure> {
         .tempdir()
         .map_err(|error| Failure::new(format!("cannot create a temporary directory: {error}")))
 }
+
+/// A year. Much longer times cannot be added to the present one.
+const BOUND_SECONDS_MAX: u64 = 366 * 86_400;
 
 /// Number of failures of one arm after which the comparison is given up.
 const FAILURES_MAX: usize = 3;
