@@ -143,6 +143,30 @@ fn a_server_that_never_listens_is_ended() {
 }
 
 #[test]
+fn a_probe_that_does_not_end_is_ended() {
+    let more = ["--ready", "cmd:sleep 600", "--ready-timeout", "1"];
+    let output = compare("sleep 601", "true", &more);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        error_of(&output).contains("not ready (cmd:sleep 600) within 1 s"),
+        "{}",
+        error_of(&output)
+    );
+}
+
+#[test]
+fn a_probe_that_is_not_there_is_named_at_once() {
+    let more = ["--ready", "cmd:toehold-no-such-probe"];
+    let output = compare("sleep 600", "true", &more);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        error_of(&output).contains("cannot run cmd:toehold-no-such-probe: "),
+        "{}",
+        error_of(&output)
+    );
+}
+
+#[test]
 fn an_interruption_ends_everything_that_was_started() {
     let temporary = tempfile::tempdir().expect("room");
     let mut comparison = Command::new(env!("CARGO_BIN_EXE_toehold"))

@@ -214,6 +214,11 @@ impl Program {
         self.ended
     }
 
+    /// The base name of output files beside this program's own, for a program of another role.
+    pub(crate) fn output_beside(&self, role: &str) -> PathBuf {
+        self.output.with_file_name(role)
+    }
+
     /// The program's standard output.
     pub fn output(&self) -> String {
         read_lossy(&self.output.with_extension("out"))

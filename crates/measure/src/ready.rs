@@ -3,12 +3,11 @@
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::process::{self, Program};
+use crate::process::{self, Launch, Program};
 use crate::{procfs, shell};
 
 /// The way in which readiness is detected.
@@ -93,9 +92,14 @@ impl Ready {
     ///
     /// # Errors
     ///
-    /// A sentence, when the server ends first or is not ready in time.
+    /// A sentence, when the server ends first or is not ready in time, or when the command cannot
+    /// be executed.
     pub fn wait(&self, server: &mut Program, timeout: Duration) -> Result<(), String> {
         let started = Instant::now();
+        let limit = match self {
+            Ready::Sleep(duration) => duration.saturating_add(timeout),
+            _ => timeout,
+        };
         let mut pause = PAUSE_MIN;
         loop {
             if let Some(ended) = server.poll() {
@@ -107,7 +111,7 @@ impl Ready {
             }
             let ready = match self {
                 Ready::Sleep(duration) => started.elapsed() >= *duration,
-                _ => self.probe(server),
+                _ => self.probe(server, limit.saturating_sub(started.elapsed()))?,
             };
             if ready {
                 return Ok(());
@@ -115,11 +119,6 @@ impl Ready {
             if process::interrupted() {
                 return Err("interrupted".to_owned());
             }
-            let limit = if let Ready::Sleep(duration) = self {
-                *duration + timeout
-            } else {
-                timeout
-            };
             if started.elapsed() > limit {
                 let words = server.last_words();
                 return Err(format!(
@@ -132,8 +131,9 @@ impl Ready {
         }
     }
 
-    fn probe(&self, server: &Program) -> bool {
-        match self {
+    /// Looks once. A command may take `left`.
+    fn probe(&self, server: &Program, left: Duration) -> Result<bool, String> {
+        Ok(match self {
             Ready::Listens => {
                 let listening = procfs::listening_sockets();
                 server.family().iter().any(|member| {
@@ -147,23 +147,25 @@ impl Ready {
                 .any(|listening| listening == port),
             Ready::Tcp(host, port) => {
                 let Ok(mut addresses) = (host.as_str(), *port).to_socket_addrs() else {
-                    return false;
+                    return Ok(false);
                 };
                 addresses.any(|address| TcpStream::connect_timeout(&address, PROBE_TIMEOUT).is_ok())
             }
             Ready::Unix(path) => UnixStream::connect(path).is_ok(),
             Ready::Command(command) => {
-                let words = shell::words(command);
-                let mut command = Command::new(&words[0]);
-                command
-                    .args(&words[1..])
-                    .stdin(Stdio::null())
-                    .stdout(Stdio::null())
-                    .stderr(Stdio::null());
-                command.status().is_ok_and(|status| status.success())
+                let launch = Launch {
+                    words: &shell::words(command),
+                    cores: None,
+                    output: server.output_beside("ready"),
+                    tracepoint: None,
+                };
+                let started = Program::start(&launch);
+                let mut command = started.map_err(|error| format!("cannot run {self}: {error}"))?;
+                let ended = command.wait_until(Instant::now() + left);
+                ended.is_some_and(|ended| ended.succeeded())
             }
             Ready::Sleep(_) => false,
-        }
+        })
     }
 }
 
