@@ -200,6 +200,36 @@ fn an_interruption_ends_everything_that_was_started() {
     assert_eq!(scratch(), None);
 }
 
+/// nohup(1) ignores SIGHUP, and a comparison that it has started ignores it, too.
+#[test]
+fn a_comparison_under_nohup_outlives_its_terminal() {
+    let folder = tempfile::tempdir().expect("room");
+    let [begun, end] = ["begun", "end"].map(|name| folder.path().join(name));
+    let client = format!(
+        "sh -c 'touch {}; until test -e {}; do sleep 0.01; done'",
+        begun.display(),
+        end.display()
+    );
+    let mut comparison = Command::new("/bin/sh")
+        .args(["-c", "trap '' HUP; exec \"$0\" \"$@\""])
+        .arg(env!("CARGO_BIN_EXE_toehold"))
+        .args(["compare", "--paths", "host", "--no-syscalls"])
+        .args(["--ready", "sleep:0", "--rounds", "1", "--warmup", "0"])
+        .args(["--server", "sleep 600", "--client", &client])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a shell runs");
+    while !begun.exists() {
+        let ended = comparison.try_wait().expect("a status");
+        assert_eq!(ended, None, "ended by itself");
+        thread::yield_now();
+    }
+    kill_process(Pid::from_child(&comparison), Signal::HUP).expect("it runs");
+    fs::write(end, "").expect("room");
+    let output = comparison.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}", error_of(&output));
+}
+
 #[test]
 fn a_missing_program_is_named() {
     let output = compare("toehold-no-such-server", "true", NONE);
@@ -231,6 +261,8 @@ fn wrong_options_are_2() {
     for more in [
         &["--ready", "udp:5"][..],
         &["--rounds", "0"],
+        &["--timeout", "18446744073709551615"],
+        &["--ready-timeout", "0"],
         &["--paths", "fast"],
         &["--pin", "both"],
     ] {
@@ -241,5 +273,3 @@ fn wrong_options_are_2() {
         );
     }
 }
-        &["--timeout", "18446744073709551615"],
-        &["--ready-timeout", "0"],

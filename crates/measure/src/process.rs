@@ -357,8 +357,9 @@ impl Passage {
     }
 }
 
-/// Makes this process the parent of its programs' orphans, and turns SIGINT and SIGTERM into a
-/// flag, so that an interrupted comparison leaves no process behind.
+/// Makes this process the parent of its programs' orphans, and turns SIGINT, SIGTERM and SIGHUP
+/// into a flag, so that an interrupted comparison leaves no process behind. A SIGHUP that nohup(1)
+/// has ignored stays ignored.
 pub fn take_charge() {
     extern "C" fn note(_signal: libc::c_int) {
         INTERRUPTED.store(true, Ordering::Relaxed);
@@ -368,6 +369,13 @@ pub fn take_charge() {
     for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: all zeros is a valid sigaction: no flags (so waiting calls return), empty mask.
         let mut action: libc::sigaction = unsafe { mem::zeroed() };
+        // SAFETY: the kernel writes the present action to a valid one.
+        unsafe { libc::sigaction(number, std::ptr::null(), &mut action) };
+        if number == libc::SIGHUP && action.sa_sigaction == libc::SIG_IGN {
+            continue;
+        }
+        // SAFETY: as above.
+        action = unsafe { mem::zeroed() };
         action.sa_sigaction = note as extern "C" fn(libc::c_int) as libc::sighandler_t;
         // SAFETY: the handler only stores to an atomic, which is async-signal-safe.
         unsafe { libc::sigaction(number, &action, std::ptr::null_mut()) };
