@@ -109,11 +109,12 @@ pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
         )));
     }
     let tree = &args.units.tree;
+    tree.check()?;
     let units = args.units.units.iter();
     let units = units.map(|name| Unit::find(tree, name));
     // All services are examined before anything is written.
     let units = units.collect::<Result<Vec<_>, _>>().map_err(Failure::new)?;
-    let mut done = String::new();
+    let (mut done, mut failure) = (String::new(), None);
     for unit in &units {
         let obstacle = unit.obstacle(tree);
         if let Some(obstacle) = &obstacle {
@@ -122,9 +123,11 @@ pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
         // Most loaders ignore a library that they cannot load, but not all.
         if obstacle.is_none_or(|obstacle| obstacle.is_passed_over) {
             let text = unit.drop_in(&library, args.wait);
-            write(&unit.file, &text).map_err(|error| {
-                Failure::new(format!("cannot write {}: {error}", unit.file.display()))
-            })?;
+            if let Err(error) = write(&unit.file, &text) {
+                let file = unit.file.display();
+                failure = Some(Failure::new(format!("cannot write {file}: {error}")));
+                break;
+            }
             done.push_str(&format!("{}: enabled, from its next start\n", unit.name));
         }
     }
@@ -134,15 +137,25 @@ pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
         ));
     }
     reload(tree);
-    print(&done).map(drop)
+    print(&done)?;
+    failure.map_or(Ok(()), Err)
 }
 
 /// Disables the library for services.
 pub(crate) fn disable(args: &Units) -> Result<(), Failure> {
-    let (mut is_missing, mut done) = (false, String::new());
-    for name in &args.units {
+    args.tree.check()?;
+    let tree = &args.tree;
+    let names = args.units.iter().map(|name| -> Result<String, String> {
+        let real = service(tree, name)?;
+        // A file under the name of an alias is the operator's wish, too.
         let name = full(name);
-        let file = drop_in_file(&args.tree, &name);
+        let is_own = drop_in_file(tree, &name).is_file();
+        Ok(if is_own { name } else { real })
+    });
+    let names: Vec<String> = names.collect::<Result<_, _>>().map_err(Failure::new)?;
+    let (mut is_missing, mut done, mut failure) = (false, String::new(), None);
+    for name in names {
+        let file = drop_in_file(tree, &name);
         match fs::remove_file(&file) {
             Ok(()) => {
                 // The directory may contain other files of the operator.
@@ -155,20 +168,23 @@ pub(crate) fn disable(args: &Units) -> Result<(), Failure> {
             }
             Err(error) => {
                 let file = file.display();
-                return Err(Failure::new(format!("cannot remove {file}: {error}")));
+                failure = Some(Failure::new(format!("cannot remove {file}: {error}")));
+                break;
             }
         }
     }
-    reload(&args.tree);
+    reload(tree);
     print(&done)?;
-    match is_missing {
-        true => Err(Failure::new("not all of them were enabled")),
-        false => Ok(()),
+    match (failure, is_missing) {
+        (Some(failure), _) => Err(failure),
+        (None, true) => Err(Failure::new("not all of them were enabled")),
+        (None, false) => Ok(()),
     }
 }
 
 /// Shows the services that are enabled, and whether they run with the library.
 pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
+    args.tree.check()?;
     let states = states(&args.tree);
     if args.json {
         return print_json(&states);
@@ -225,7 +241,7 @@ fn states(args: &Tree) -> Vec<State> {
                 Some(obstacle) => (format!("on kernel TCP: {obstacle}"), true),
                 None if args.is_elsewhere() => ("enabled".to_owned(), false),
                 None => {
-                    let processes = running.get(&name).map_or(&[][..], Vec::as_slice);
+                    let processes = running.get(&unit.name).map_or(&[][..], Vec::as_slice);
                     let (sentence, is_wanting) = of_processes(processes, unit.written());
                     (sentence.to_owned(), is_wanting)
                 }
@@ -269,9 +285,36 @@ impl Tree {
         self.root != Path::new("/")
     }
 
+    /// Fails if there is no tree.
+    fn check(&self) -> Result<(), Failure> {
+        let entry = fs::metadata(&self.root);
+        let sentence = match entry {
+            Ok(entry) if entry.is_dir() => return Ok(()),
+            Ok(_) => "it is not a directory".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let root = self.root.display();
+        Err(Failure::new(format!("--root {root}: {sentence}")))
+    }
+
     /// A path of the tree as this process can open it.
     fn path(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// The file to which symbolic links lead within the tree: their absolute targets are paths of
+    /// the tree.
+    fn followed(&self, mut path: PathBuf) -> PathBuf {
+        for _ in 0..LINKS_MAX {
+            let Ok(target) = fs::read_link(&path) else {
+                break;
+            };
+            path = match target.is_absolute() {
+                true => self.path(&target),
+                false => path.with_file_name(target),
+            };
+        }
+        path
     }
 }
 
@@ -301,17 +344,16 @@ impl std::fmt::Display for Obstacle {
 
 impl Unit {
     fn find(tree: &Tree, name: &str) -> Result<Unit, String> {
-        let name = full(name);
-        if name.contains('/') || !name.ends_with(".service") {
-            return Err(format!("`{name}` is not a service: expected NAME.service"));
-        }
+        let name = service(tree, name)?;
         let fragment = fragment(tree, &name).ok_or_else(|| {
-            let places = PLACES.map(|place| format!("/{place}")).join(", ");
+            let places = PLACES.map(|place| tree.root.join(place).display().to_string());
+            let places = places.join(", ");
             format!("there is no service {name} (looked in {places})")
         })?;
         if fs::read_link(&fragment).is_ok_and(|target| target == Path::new("/dev/null")) {
             return Err(format!("{name} is masked: systemctl unmask {name}"));
         }
+        let fragment = tree.followed(fragment);
         let text = fs::read_to_string(&fragment);
         let text = text.map_err(|error| format!("cannot read {}: {error}", fragment.display()))?;
         let mut settings = parse(&text);
@@ -368,7 +410,7 @@ impl Unit {
                     is_passed_over: true,
                 });
             }
-            if let Some(obstacle) = program::obstacle(&tree.path(path)) {
+            if let Some(obstacle) = program::obstacle(&tree.followed(tree.path(path))) {
                 return Some(Obstacle {
                     sentence: obstacle.to_string(),
                     is_passed_over: false,
@@ -459,6 +501,30 @@ fn full(name: &str) -> String {
     }
 }
 
+/// The full name of a service that the operator named. An alias, for example `redis.service` of
+/// `redis-server.service`, stands for the service to whose file its link leads: the service manager
+/// runs the programs under this name.
+fn service(tree: &Tree, name: &str) -> Result<String, String> {
+    let name = full(name);
+    if name.contains('/') || !name.ends_with(".service") {
+        return Err(format!("`{name}` is not a service: expected NAME.service"));
+    }
+    let real = || {
+        let file = tree.followed(fragment(tree, &name)?);
+        let directory = file.parent()?.canonicalize().ok()?;
+        // A link to a file elsewhere is no alias: it adds that file under the link's own name.
+        let mut places = PLACES.iter().map(|place| tree.root.join(place));
+        places.find(|place| place.canonicalize().is_ok_and(|it| it == directory))?;
+        let real = file.file_name()?.to_str()?;
+        match (real.strip_suffix("@.service"), name.split_once('@')) {
+            (Some(template), Some((_, instance))) => Some(format!("{template}@{instance}")),
+            (Some(_), None) => None,
+            (None, _) => real.ends_with(".service").then(|| real.to_owned()),
+        }
+    };
+    Ok(real().unwrap_or(name))
+}
+
 fn drop_in_file(tree: &Tree, name: &str) -> PathBuf {
     let directory = tree.root.join(WRITTEN).join(format!("{name}.d"));
     directory.join(DROP_IN)
@@ -537,8 +603,13 @@ fn write(file: &Path, text: &str) -> io::Result<()> {
     let directory = file.parent().expect("in a directory");
     fs::create_dir_all(directory)?;
     let new = directory.join(".toehold.new");
-    fs::write(&new, text)?;
-    fs::rename(&new, file)
+    let written = fs::write(&new, text).and_then(|()| fs::rename(&new, file));
+    if written.is_err() {
+        let _ = fs::remove_file(&new);
+        // The directory may contain files of the operator.
+        let _ = fs::remove_dir(directory);
+    }
+    written
 }
 
 /// Whether the library is in a place that services often cannot see (`ProtectHome=`,
@@ -562,6 +633,8 @@ fn reload(tree: &Tree) {
     }
 }
 
+/// More links than the kernel follows in a path.
+const LINKS_MAX: usize = 40;
 /// Debian's program that starts a cluster of PostgreSQL.
 const PG_CTLCLUSTER: &str = "pg_ctlcluster";
 /// Our file's name in a drop-in directory.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -166,11 +167,95 @@ fn nothing_is_written_when_one_of_the_services_is_not_there() {
     assert!(refused.contains("expected NAME.service"), "{refused}");
 }
 
+/// A file that cannot be written: a directory has its name.
+#[test]
+fn what_was_enabled_before_a_failure_is_named_and_nothing_is_left_behind() {
+    let system = System::new();
+    system.unit("mail.service", "/bin/true");
+    fs::create_dir_all(system.drop_in("mail.service").join("x")).expect("scratch");
+    let before = system.files();
+    let refused = system.toehold(&["enable", "web", "mail"]);
+    let said = words(&refused);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(
+        said.starts_with("web.service: enabled") && said.contains("50-toehold.conf: "),
+        "{said}"
+    );
+    let refused = system.toehold(&["disable", "web", "mail"]);
+    let said = words(&refused);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("web.service: disabled"), "{said}");
+    assert_eq!(system.files(), before);
+}
+
+/// Links of an image lead to files of the image.
+#[test]
+fn an_alias_stands_for_the_service_of_its_link() {
+    let system = System::new();
+    system.unit("tty@.service", "/bin/true");
+    let units = system.root.path().join(UNITS);
+    symlink("/etc/systemd/system/web.service", units.join("www.service")).expect("scratch");
+    symlink("tty@.service", units.join("console@.service")).expect("scratch");
+    let before = system.files();
+    let cases = [("www", "web.service"), ("console@1", "tty@1.service")];
+    for (alias, name) in cases {
+        let enabled = system.toehold(&["enable", alias]);
+        let said = words(&enabled);
+        let expected = format!("{name}: enabled, from its next start\n");
+        assert!(said.starts_with(&expected), "{said}");
+        assert!(system.drop_in(name).is_file(), "{name}");
+        let listed = words(&system.toehold(&["list"]));
+        assert_eq!(listed, format!("{name}  enabled\n"));
+        assert!(system.toehold(&["disable", alias]).status.success());
+        assert_eq!(system.files(), before);
+    }
+}
+
+#[test]
+fn a_link_to_a_file_elsewhere_is_a_service_of_its_own() {
+    let system = System::new();
+    let file = system.root.path().join("opt/shop.service");
+    fs::create_dir(file.parent().expect("in one")).expect("scratch");
+    fs::write(&file, "[Service]\nExecStart=/bin/true --now\n").expect("scratch");
+    let link = system.root.path().join(UNITS).join("store.service");
+    symlink("/opt/shop.service", link).expect("scratch");
+    let enabled = system.toehold(&["enable", "store"]);
+    assert!(enabled.status.success(), "{}", words(&enabled));
+    assert!(system.drop_in("store.service").is_file());
+}
+
+#[test]
+fn a_tree_that_is_not_there_is_an_error() {
+    let system = System::new();
+    for command in ["enable", "disable", "list"] {
+        let mut words = vec![command, "--root", "/nonexistent"];
+        words.extend((command != "list").then_some("web"));
+        let mut toehold = Command::new(env!("CARGO_BIN_EXE_toehold"));
+        toehold.args(words).env("TOEHOLD_LIB", &system.library);
+        let output = toehold.output().expect("toehold runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{command}: {said}");
+        assert!(said.starts_with("toehold: --root /nonexistent: "), "{said}");
+    }
+}
+
+#[test]
+fn a_path_is_not_the_name_of_a_service() {
+    let system = System::new();
+    for name in ["../web", "web.socket"] {
+        let refused = system.toehold(&["disable", name]);
+        let said = words(&refused);
+        assert!(said.contains("expected NAME.service"), "{name}: {said}");
+        assert_eq!(refused.status.code(), Some(1));
+    }
+}
+
 #[test]
 fn a_program_that_another_loader_runs_gets_no_file() {
     let system = System::new();
     let program = system.root.path().join("opt/static");
     fs::create_dir(program.parent().expect("in one")).expect("scratch");
+    symlink("/opt/static", system.root.path().join("opt/link")).expect("scratch");
     // An ELF header of a 64-bit executable without any segment: nothing loads it.
     let mut header = [0u8; 64];
     header[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
@@ -180,11 +265,14 @@ fn a_program_that_another_loader_runs_gets_no_file() {
     header[54..56].copy_from_slice(&56u16.to_le_bytes());
     fs::write(&program, header).expect("scratch");
     system.unit("static.service", "/opt/static");
+    system.unit("link.service", "/opt/link");
     let before = system.files();
-    let enabled = system.toehold(&["enable", "static"]);
-    let said = words(&enabled);
-    assert!(said.contains("stays on kernel TCP"), "{said}");
-    assert_eq!(system.files(), before);
+    for name in ["static", "link"] {
+        let enabled = system.toehold(&["enable", name]);
+        let said = words(&enabled);
+        assert!(said.contains("stays on kernel TCP"), "{name}: {said}");
+        assert_eq!(system.files(), before);
+    }
 }
 
 /// Asks systemd about the unit and its drop-in, where systemd is installed.
