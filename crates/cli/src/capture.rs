@@ -3,12 +3,13 @@
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 use clap::Args;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use toehold_adapter::client::{self, CaptureOptions};
 use toehold_link::{Block, CaptureReader, Direction, Packet, PacketSummary};
@@ -55,11 +56,11 @@ Examples:
   toehold capture -s 128 -w - | wireshark -k -i -
   toehold capture -w - | tshark -r - -T fields -e frame.number -e frame.comment
 
-It shows the link of an adapter that has one (toehold adapter --link), to the adapter's own user.
-Stop it with ^C. Frames that the other side of the link cuts or joins (LSO, LRO) are shown whole,
-and checksums that it completes are shown incomplete. A reader that is too slow loses frames, never
-the engine: the capture says how many, and so does its end. Connections through shared memory
-(--path direct) have no frames.";
+The adapter needs a link (toehold adapter --link), and shows frames only to its own user and to
+root. Stop the capture with ^C; a second ^C ends it at once. Large frames (LSO, LRO) are shown
+whole, and outgoing checksums are incomplete if the link completes them. If the reader is too slow,
+the capture omits frames and reports their number; the engine loses nothing. Connections through
+shared memory (--path direct) have no frames.";
 
 /// Captures until the adapter ends or enough frames were seen.
 pub(crate) fn run(args: &CaptureArgs) -> Result<(), Failure> {
@@ -224,24 +225,46 @@ impl Read for Live<'_> {
     }
 }
 
-/// Termination signals like ^C as a descriptor, instead of ending the process.
+/// Termination signals like ^C as a descriptor, which is readable after the first signal. A second
+/// signal of its kind ends the process, which may be waiting for the reader of its output. A SIGHUP
+/// that nohup(1) has ignored stays ignored.
 fn signals() -> io::Result<OwnedFd> {
-    // SAFETY: `sigset_t` is plain data, which `sigemptyset` makes valid; the calls write to it
-    // alone.
-    let fd = unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut set);
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-            libc::sigaddset(&mut set, signal);
+    let told = eventfd(0, EventfdFlags::CLOEXEC)?;
+    TOLD.store(told.as_raw_fd(), Relaxed);
+    for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: zeros are a valid action, and the calls read and write complete ones. The handler
+        // makes one system call.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(number, std::ptr::null(), &raw mut action);
+            if number == libc::SIGHUP && action.sa_sigaction == libc::SIG_IGN {
+                continue;
+            }
+            action = std::mem::zeroed();
+            action.sa_sigaction = tell as extern "C" fn(libc::c_int) as libc::sighandler_t;
+            action.sa_flags = libc::SA_RESETHAND;
+            libc::sigaction(number, &raw const action, std::ptr::null_mut());
         }
-        libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
-        libc::signalfd(-1, &set, libc::SFD_CLOEXEC)
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made it for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(told)
+}
+
+/// The descriptor of [`signals`], for the handler.
+// Relaxed: it is stored before the handler is installed, by the only thread.
+static TOLD: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn tell(_signal: libc::c_int) {
+    // SAFETY: `errno` belongs to this thread; the call reads eight bytes of a local word.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let one = 1u64;
+        libc::write(
+            TOLD.load(Relaxed),
+            (&raw const one).cast(),
+            size_of_val(&one),
+        );
+        *libc::__errno_location() = errno;
+    }
 }
 
 fn open(path: &Path) -> Result<BufWriter<File>, Failure> {

@@ -1,6 +1,9 @@
 //! `toehold capture` while programs use the link.
 
+use std::ffi::CString;
 use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -53,6 +56,32 @@ fn a_full_disk_is_named() {
         said.contains("cannot write /dev/full: No space left"),
         "{said}"
     );
+}
+
+/// A capture waits for the reader of a pipe. The first signal asks it to conclude, the second one
+/// ends it.
+#[test]
+fn a_capture_without_a_reader_is_ended_by_a_second_signal() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let pipe = stage.toehold.dir().join("pipe");
+    let path = CString::new(pipe.as_os_str().as_bytes()).expect("no NUL");
+    // SAFETY: `path` is a string that ends with NUL.
+    assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0, "mkfifo");
+    let mut capture = capturing(&stage, &["-w", &pipe.to_string_lossy()]);
+    capture.signal(libc::SIGINT);
+    // The handler is gone once it was called.
+    let status = format!("/proc/{}/status", capture.pid());
+    let is_caught = || {
+        let status = std::fs::read_to_string(&status).unwrap_or_default();
+        let mut lines = status.lines();
+        let mask = lines.find_map(|line| line.strip_prefix("SigCgt:"));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        mask.is_some_and(|mask| mask & (1 << (libc::SIGINT - 1)) != 0)
+    };
+    assert!(wait_until(TIME_LIMIT, || !is_caught()), "the first signal");
+    capture.signal(libc::SIGINT);
+    let ended = capture.wait(TIME_LIMIT).and_then(|status| status.signal());
+    assert_eq!(ended, Some(libc::SIGINT), "{}", capture.outputs());
 }
 
 #[test]
