@@ -295,14 +295,17 @@ impl Connection {
         self.suspect_timeout();
         let mss = u32::from(self.mss);
         if self.phase != Phase::Loss || self.snd_una >= self.recovery.point {
+            // RFC 3522 section 3.2, step 2: the time of the first retransmission stays as loss
+            // recovery progresses. An answer to it shows that a later timeout was too early, and
+            // not that nothing was lost.
             if self.phase == Phase::Open {
                 self.recovery.prior = Some(Box::new(self.congestion.prior(self.cwnd)));
+                self.recovery.first_retransmission = None;
             }
             // RFC 5681 section 3.1: ssthresh is reduced once for a loss, not again for each
             // timeout.
             let in_flight = (self.snd_nxt - self.snd_una) as u32;
             self.congestion.reduce(self.cwnd, in_flight, mss, false);
-            self.recovery.first_retransmission = None;
             self.announce_reduction();
         }
         self.congestion.note_timeout();

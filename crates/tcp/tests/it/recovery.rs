@@ -137,6 +137,49 @@ fn an_original_that_was_late_is_not_taken_for_its_retransmission() {
     assert_eq!(stage.engine.counters().retransmissions, 1);
 }
 
+/// Ten segments were sent. The last three have arrived, and the first was sent again: returns the
+/// timestamp of that.
+fn in_a_recovery() -> (Stage, ConnectionId, u32) {
+    let mut stage = Stage::new(|config, options| {
+        config.window_scaling = false;
+        config.tail_probes = false;
+        options.nodelay = true;
+    });
+    stage.remote("S 0:0(0) win 65535 <mss 1012,sackOK,TS>");
+    stage.expect("S. 0:0(0) ack 1 <TS>");
+    stage.wait(Duration::from_millis(100));
+    stage.remote(". 1:1(0) ack 1 win 60000 <TS>");
+    let id = stage.engine.accept(stage.listener).unwrap();
+    stage.engine.publish(id, 10_000).unwrap();
+    for from in (1..10_000).step_by(1_000) {
+        let flags = if from == 9_001 { "P." } else { "." };
+        stage.expect(&format!("{flags} {from}:{}(1000) ack 1 <TS>", from + 1_000));
+    }
+    stage.wait(Duration::from_millis(100));
+    stage.remote(". 1:1(0) ack 1 win 60000 <TS,sack 7001:10001>");
+    stage.expect(". 1:1001(1000) ack 1 <TS>");
+    let again = stage.engine_clock;
+    stage.forget_sent();
+    assert_eq!(stage.engine.info(id).unwrap().phase, Phase::Recovery);
+    (stage, id, again)
+}
+
+/// RFC 3522 section 3.2, step 2: the time of the first retransmission stays as loss recovery
+/// progresses. The retransmission of a timeout is a later one. An acknowledgement of the first
+/// shows that the timeout was too early, and not that nothing was lost.
+#[test]
+fn a_loss_before_a_spurious_timeout_is_not_forgotten() {
+    let (mut stage, id, again) = in_a_recovery();
+    stage.wait(stage.engine.info(id).unwrap().timeout);
+    assert_eq!(stage.engine.counters().timeouts, 1);
+    let clock = stage.remote_clock;
+    stage.remote(&format!(
+        ". 1:1(0) ack 1001 win 60000 <TS {clock}:{again},sack 7001:10001>"
+    ));
+    assert_eq!(stage.engine.counters().recoveries_undone, 0);
+    assert!(stage.engine.info(id).unwrap().slow_start_threshold < 10_000);
+}
+
 /// RFC 3168 section 6.1.2: CWR goes with "the first new data packet" after a reduction "for any
 /// reason", including a timeout. Marks of the same window cause no second reduction.
 #[test]
