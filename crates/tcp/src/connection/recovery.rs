@@ -302,10 +302,15 @@ impl Connection {
                 self.recovery.prior = Some(Box::new(self.congestion.prior(self.cwnd)));
                 self.recovery.first_retransmission = None;
             }
+            // In a recovery, proportional rate reduction holds the window below its target.
+            let window = match self.phase {
+                Phase::Recovery => self.cwnd.max(self.congestion.ssthresh),
+                _ => self.cwnd,
+            };
             // RFC 5681 section 3.1: ssthresh is reduced once for a loss, not again for each
             // timeout.
             let in_flight = (self.snd_nxt - self.snd_una) as u32;
-            self.congestion.reduce(self.cwnd, in_flight, mss, false);
+            self.congestion.reduce(window, in_flight, mss, false);
             self.announce_reduction();
         }
         self.congestion.note_timeout();

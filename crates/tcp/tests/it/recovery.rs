@@ -180,6 +180,21 @@ fn a_loss_before_a_spurious_timeout_is_not_forgotten() {
     assert!(stage.engine.info(id).unwrap().slow_start_threshold < 10_000);
 }
 
+/// RFC 5681 section 4.3: the loss of a retransmission is a second indication of congestion. Each
+/// lowers the window by CUBIC's factor. During the recovery PRR keeps the window smaller than that,
+/// at first as small as the data that has arrived.
+#[test]
+fn a_timeout_in_a_recovery_is_a_second_reduction_and_no_more() {
+    let (mut stage, id, _) = in_a_recovery();
+    let info = stage.engine.info(id).unwrap();
+    assert_eq!(info.slow_start_threshold, 7_000);
+    assert!(info.congestion_window < 7_000);
+    stage.wait(info.timeout);
+    assert_eq!(stage.engine.counters().timeouts, 1);
+    let after = stage.engine.info(id).unwrap().slow_start_threshold;
+    assert_eq!(after, 4_900);
+}
+
 /// RFC 3168 section 6.1.2: CWR goes with "the first new data packet" after a reduction "for any
 /// reason", including a timeout. Marks of the same window cause no second reduction.
 #[test]
