@@ -164,7 +164,8 @@ impl Connection {
             cx.now,
         );
         self.recovery.lost_more |= newly_lost > 0;
-        if newly_lost > 0 {
+        let is_open = self.phase == Phase::Open;
+        if newly_lost > 0 && !(is_open && self.lost_only_the_probe(cx.now)) {
             self.congestion.note_lost(newly_lost);
         }
         self.arm_reorder_timer(look_again_at);

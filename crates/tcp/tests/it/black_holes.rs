@@ -2,7 +2,7 @@
 //! not mistake an outage for one.
 
 use crate::script::{Stage, plain};
-use toehold_tcp::{ConnectionId, Duration};
+use toehold_tcp::{CongestionControl, ConnectionId, Duration};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -246,6 +246,51 @@ fn a_probe_that_is_lost_costs_its_retransmission_and_no_more() {
     let (cwnd, was) = (info.congestion_window, before.congestion_window);
     assert!(cwnd >= was, "{cwnd} after {was}");
     assert_eq!(stage.engine.counters().recoveries, 0);
+}
+
+/// RFC 4821 section 7.6.2 for BBR. A round with much loss would end Startup, in which the window
+/// doubles in each round trip.
+#[test]
+fn a_model_of_the_path_does_not_count_a_probe_that_is_lost() {
+    const ROUND_TRIP: Duration = Duration::from_millis(5);
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        options.nodelay = true;
+        options.congestion = CongestionControl::Bbr;
+    });
+    stage.remote("S 0:0(0) win 65535 <mss 1460,sackOK,ws 7>");
+    stage.expect("S. 0:0(0) ack 1");
+    stage.wait(ROUND_TRIP);
+    stage.remote(". 1:1(0) ack 1");
+    let id = stage.engine.accept(stage.listener).expect("established");
+    let now = stage.now;
+    stage.engine.set_mtu(now, 600);
+    stage.engine.publish(id, 1 << 20).unwrap();
+    // The next segment, after a round trip in which all data arrives.
+    let next = |stage: &mut Stage| {
+        stage.forget_sent();
+        stage.wait(ROUND_TRIP);
+        stage.forget_sent();
+        stage.engine.info(id).unwrap().sent + 1
+    };
+    let ack = next(&mut stage);
+    stage.remote(&format!(". 1:1(0) ack {ack}"));
+    let start = next(&mut stage);
+    let now = stage.now;
+    stage.engine.set_mtu(now, 1_500);
+    stage.remote(&format!(". 1:1(0) ack {start}"));
+    let after = start + 1_460;
+    stage.expect(&format!(". {start}:{after}(1460) ack 1"));
+    let end = next(&mut stage);
+    stage.remote(&format!(". 1:1(0) ack {start} <sack {after}:{end}>"));
+    let before = stage.engine.info(id).unwrap().congestion_window;
+    for _ in 0..4 {
+        let ack = next(&mut stage);
+        stage.remote(&format!(". 1:1(0) ack {ack}"));
+    }
+    assert_eq!(stage.engine.counters().recoveries, 0);
+    let window = stage.engine.info(id).unwrap().congestion_window;
+    assert!(window > 4 * before, "{window} after {before}");
 }
 
 /// A probe proves only the size that the link carried when the probe was sent.
