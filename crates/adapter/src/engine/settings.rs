@@ -78,11 +78,17 @@ pub(crate) fn text_of(file: &Path) -> io::Result<String> {
     let mut text = String::new();
     let file = File::open(file)?;
     file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
-    match text.len() as u64 > FILE_BYTES_MAX {
-        true => Err(io::Error::other("the file is larger than 4 MiB")),
-        false => Ok(text),
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(io::Error::other("the file is larger than 4 MiB"));
     }
+    Ok(text
+        .strip_prefix(BYTE_ORDER_MARK)
+        .map(str::to_owned)
+        .unwrap_or(text))
 }
+
+/// Some editors write it at the beginning of a file.
+const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// Far more than all settings and rules that an adapter accepts, with their comments.
 const FILE_BYTES_MAX: u64 = 4 << 20;

@@ -196,6 +196,10 @@ fn an_error_names_the_line_the_cause_and_what_was_expected() {
             "`localhost` is not an address: expected an address",
         ),
         (
+            "address 10.0.0.0/ path host",
+            "no prefix length from 0 to 32",
+        ),
+        (
             "address 10.0.0.0/33 path host",
             "no prefix length from 0 to 32",
         ),
@@ -317,6 +321,18 @@ fn a_missing_file_is_an_error_only_when_it_was_named() {
     assert!(missing(false).expect("nothing to read").is_empty());
     let error = missing(true).expect_err("it was named").to_string();
     assert!(error.starts_with("cannot read /nonexistent/toehold.conf: "));
+}
+
+#[test]
+fn a_mark_at_the_beginning_of_a_file_is_no_word() {
+    let file = tempfile::NamedTempFile::new().expect("room");
+    std::fs::write(file.path(), "\u{feff}port 80 path host\r\n").expect("room");
+    let path = file.path().into();
+    let read = Rules::read(&[RulesFile {
+        path,
+        is_required: true,
+    }]);
+    assert_eq!(read.expect("valid").len(), 1);
 }
 
 #[test]

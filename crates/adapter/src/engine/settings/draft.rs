@@ -74,7 +74,7 @@ impl Draft {
             }
             "outgoing" => self.outgoing = Some(share::port_range(value)?),
             "gateway" => self.gateways.push(address(value)?),
-            "mtu" => self.mtu = Some(number(value, "MTU", MTU_MIN..=u16::MAX)?),
+            "mtu" => self.mtu = Some(number(value, "packet size", MTU_MIN..=u16::MAX)?),
             "without" => match value {
                 "lso" | "lro" | "checksum" => self.without.push(value.to_owned()),
                 _ => return Err(format!("`{value}` is not an offload: lso, lro, checksum")),
@@ -471,7 +471,12 @@ pub(super) mod tests {
             ("link", "takes one value"),
             ("linc tap:a tap:b", "`linc` is not a setting: link, "),
             ("route 10.0.0.0/8", "not a setting"),
-            ("mtu 60", "not a MTU"),
+            ("mtu 60", "not a packet size (576 to 65535)"),
+            ("offload 10.0.0.0/", "no prefix length from 0 to 32"),
+            (
+                "offload [fd84::/64]80",
+                "`80` is not a port: expected :PORT",
+            ),
             ("coalesce 10001", "not a time"),
             ("batch 0", "not a number of frames"),
             ("quota 0", "not a number of connections"),

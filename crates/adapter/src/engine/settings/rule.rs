@@ -64,12 +64,15 @@ pub(super) fn host_address(ip: IpAddr) -> Result<(), String> {
 
 /// `ADDRESS/BITS`, or an address alone.
 pub(crate) fn prefix(value: &str) -> Result<(IpAddr, u8), String> {
-    let (ip, bits) = value.split_once('/').unwrap_or((value, ""));
+    let (ip, bits) = match value.split_once('/') {
+        Some((ip, bits)) => (ip, Some(bits)),
+        None => (value, None),
+    };
     let ip = address(ip)?;
     let longest = if ip.is_ipv4() { 32 } else { 128 };
     let bits = match bits {
-        "" => Some(longest),
-        bits => bits.parse().ok().filter(|bits| *bits <= longest),
+        None => Some(longest),
+        Some(bits) => bits.parse().ok().filter(|bits| *bits <= longest),
     };
     let bits = bits.ok_or(format!(
         "`{value}` has no prefix length from 0 to {longest}"
@@ -83,7 +86,14 @@ pub(super) fn rule(value: &str, action: RuleAction) -> Result<Rule, String> {
         .strip_prefix('[')
         .and_then(|rest| rest.split_once(']'))
     {
-        Some((network, rest)) => (network, rest.strip_prefix(':')),
+        Some((network, "")) => (network, None),
+        Some((network, rest)) => {
+            let port = rest.strip_prefix(':');
+            (
+                network,
+                Some(port.ok_or(format!("`{rest}` is not a port: expected :PORT"))?),
+            )
+        }
         None => match value.split_once(':') {
             Some((network, port)) if !port.contains(':') => (network, Some(port)),
             _ => (value, None),
