@@ -193,7 +193,7 @@ fn an_interruption_ends_everything_that_was_started() {
     let output = comparison.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        error_of(&output).contains("interrupted"),
+        error_of(&output).contains("interrupted after 0 of 22 rounds"),
         "{}",
         error_of(&output)
     );

@@ -240,9 +240,10 @@ impl Comparison<'_> {
             let arm = &self.arms[turn.arm];
             let measured = self.setup.run(arm.path, None);
             if process::interrupted() {
-                return Err(Failure::new(
-                    "interrupted before the first round was complete",
-                ));
+                let all = turns.len();
+                return Err(Failure::new(format!(
+                    "interrupted after {at} of {all} rounds"
+                )));
             }
             self.progress(at + 1, turns.len(), arm, &measured, started);
             let Some(_) = turn.round else {
