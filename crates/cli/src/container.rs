@@ -114,7 +114,7 @@ pub(crate) fn run(args: &ContainerArgs) -> Result<(), Failure> {
             read.map_err(|error| Failure::new(format!("standard input: {error}")))?;
             content.in_bundle(&text)?
         }
-        Form::Kubernetes => content.in_pod(),
+        Form::Kubernetes => content.in_pod()?,
     };
     print(text).map(drop)
 }
@@ -195,7 +195,7 @@ impl Content {
             mounts.push(json!({
                 "destination": there,
                 "type": "bind",
-                "source": host.to_string_lossy(),
+                "source": as_text(host)?,
                 "options": ["bind", "ro", "nosuid", "nodev"],
             }));
         }
@@ -203,7 +203,7 @@ impl Content {
     }
 
     /// Lines for a container and for its pod. JSON is valid YAML, so values are quoted as in JSON.
-    fn in_pod(&self) -> String {
+    fn in_pod(&self) -> Result<String, Failure> {
         let mut text = String::from("# In the container:\nenv:\n");
         for (name, value) in &self.variables {
             text.push_str(&format!("- {{name: {name}, value: {}}}\n", json!(value)));
@@ -216,17 +216,27 @@ impl Content {
         }
         text.push_str("# In the pod:\nvolumes:\n");
         for ((name, kind), (host, _)) in VOLUMES.iter().zip(KINDS).zip(&self.mounts) {
-            let host = json!(host.to_string_lossy());
+            let host = json!(as_text(host)?);
             text.push_str(&format!(
                 "- {{name: {name}, hostPath: {{path: {host}, type: {kind}}}}}\n"
             ));
         }
-        text
+        Ok(text)
     }
 }
 
 const VOLUMES: [&str; 2] = ["toehold-lib", "toehold"];
 const KINDS: [&str; 2] = ["File", "Directory"];
+
+/// A path in JSON or YAML, which have only text.
+fn as_text(path: &Path) -> Result<&str, Failure> {
+    path.to_str().ok_or_else(|| {
+        let path = path.display();
+        Failure::new(format!(
+            "the path {path} cannot stand in a text: it is not UTF-8"
+        ))
+    })
+}
 
 /// A path that is safe in a list of options, whose separators are spaces and commas.
 fn plain(path: &Path) -> Result<&str, Failure> {
@@ -242,6 +252,9 @@ fn plain(path: &Path) -> Result<&str, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     /// The number of extra variables on this machine: x86-64 has one.
@@ -295,7 +308,7 @@ mod tests {
         let wait = WaitChoice::Adaptive;
         let content = Content::new(library.into(), DIRECTORY.into(), wait, false);
         let example = include_str!("../../../contrib/kubernetes/injection.yaml");
-        let printed = content.in_pod();
+        let printed = content.in_pod().expect("text");
         let lines: Vec<&str> = printed.lines().filter(|it| it.starts_with("- ")).collect();
         assert_eq!(lines.len(), 9 + PATCHES);
         for line in lines {
@@ -304,8 +317,17 @@ mod tests {
     }
 
     #[test]
+    fn a_path_that_is_no_text_is_refused() {
+        let mut content = content();
+        content.mounts[1].0 = OsStr::from_bytes(b"/run/\xff").into();
+        assert!(content.in_pod().is_err());
+        assert!(content.in_bundle(r#"{"process":{}}"#).is_err());
+        assert!(content.options(|host, _| host.to_owned()).is_err());
+    }
+
+    #[test]
     fn a_pod_names_each_volume_that_it_mounts() {
-        let text = content().in_pod();
+        let text = content().in_pod().expect("text");
         for name in VOLUMES {
             assert_eq!(text.matches(&format!("{{name: {name},")).count(), 2);
         }
