@@ -2,11 +2,11 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::io::{self, Read as _};
 use std::mem;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::ptr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -615,7 +615,8 @@ fn command_of(runtime_dir: &Path, args: &AdapterArgs) -> Result<Command, Failure
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null());
+        // An adapter that ends at once has told the reason there.
+        .stderr(Stdio::piped());
     // When this command runs in an accelerated shell, the adapter itself must not be accelerated.
     preload::remove_acceleration(&mut command);
     // The adapter outlives us: it must not keep a directory busy, nor a terminal or a pipe.
@@ -646,7 +647,7 @@ fn command_of(runtime_dir: &Path, args: &AdapterArgs) -> Result<Command, Failure
 /// Waits for the first answer of an adapter that was just started.
 fn until_it_answers(mut adapter: Child, runtime_dir: &Path) -> Result<(), Failure> {
     let mut deadline = Instant::now() + START_TIMEOUT;
-    let mut ended = None;
+    let mut ended: Option<ExitStatus> = None;
     loop {
         let answer = client::ping(runtime_dir);
         match (answer, ended) {
@@ -655,9 +656,16 @@ fn until_it_answers(mut adapter: Child, runtime_dir: &Path) -> Result<(), Failur
                 return Ok(());
             }
             (Err(_), Some(status)) if Instant::now() >= deadline => {
-                return Err(Failure::new(format!(
-                    "the adapter ended at once ({status}); run `toehold adapter` to see why"
-                )));
+                let mut words = String::new();
+                if let Some(errors) = &mut adapter.stderr {
+                    // Nobody else has the pipe's other end.
+                    let _ = errors.read_to_string(&mut words);
+                }
+                let why = match words.trim().trim_start_matches("toehold: ") {
+                    "" => status.to_string(),
+                    words => words.to_owned(),
+                };
+                return Err(Failure::new(format!("the adapter ended at once: {why}")));
             }
             (Err(error), None) if Instant::now() >= deadline => {
                 return Err(Failure::new(format!("the adapter did not start: {error}")));

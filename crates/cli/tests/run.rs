@@ -294,6 +294,28 @@ fn adapters_started_in_the_same_moment_become_one() {
     }
 }
 
+/// A directory has the place of the socket; a full disk is such an obstacle, too.
+#[test]
+fn an_adapter_that_cannot_start_gives_its_reason() {
+    let scratch = tempfile::tempdir().expect("room");
+    let dir = scratch.path().join("run");
+    fs::create_dir_all(dir.join("adapter.sock")).expect("room");
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).expect("ours");
+    let mut command = toehold();
+    // The loader ignores this library.
+    command.env("TOEHOLD_LIB", env!("CARGO_BIN_EXE_toehold"));
+    command.args(["run", "--runtime-dir"]).arg(&dir);
+    let output = output(command.args(["--", "true"]));
+    assert_eq!(output.status.code(), Some(0));
+    let said = error_of(&output);
+    let first = said.lines().find(|line| line.starts_with("toehold: "));
+    let expected = "toehold: the adapter ended at once: cannot listen on ";
+    assert!(
+        first.is_some_and(|line| line.starts_with(expected) && line.contains("Is a directory")),
+        "{said}"
+    );
+}
+
 #[test]
 fn an_adapter_of_another_version_means_the_host_path() {
     let scratch = tempfile::tempdir().expect("scratch directory");
