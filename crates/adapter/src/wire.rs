@@ -244,6 +244,14 @@ unsafe fn take_control(header: &libc::msghdr) -> (Vec<OwnedFd>, Option<Sender>) 
                 });
             }
         }
+        if level == libc::SOL_SOCKET && kind == SCM_PIDFD {
+            // The socket's other owner has asked for it, and nobody here wants it.
+            // SAFETY: the kernel wrote a descriptor behind that header, and nobody else has it.
+            drop(unsafe {
+                let number = libc::CMSG_DATA(next).cast::<RawFd>();
+                OwnedFd::from_raw_fd(number.read_unaligned())
+            });
+        }
         if level == libc::SOL_SOCKET && kind == libc::SCM_CREDENTIALS {
             // SAFETY: the kernel wrote a `ucred` behind that header.
             let said = unsafe { libc::CMSG_DATA(next).cast::<libc::ucred>().read_unaligned() };
@@ -266,8 +274,86 @@ fn raw_numbers(descriptors: &[BorrowedFd<'_>]) -> [RawFd; DESCRIPTORS_MAX] {
     numbers
 }
 
+/// A descriptor of the sending process, for a socket with `SO_PASSPIDFD` (Linux 6.5,
+/// include/linux/socket.h). A client has made the socket that it sends to be adopted, and sets its
+/// options at any time.
+const SCM_PIDFD: libc::c_int = 4;
+
 // SAFETY: plain arithmetic.
 const CONTROL_BYTES: usize = unsafe {
     libc::CMSG_SPACE((DESCRIPTORS_MAX * size_of::<RawFd>()) as u32)
         + libc::CMSG_SPACE(size_of::<libc::ucred>() as u32)
 } as usize;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listener::check;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use std::os::fd::AsFd;
+
+    /// include/uapi/asm-generic/socket.h.
+    const SO_PASSPIDFD: libc::c_int = 76;
+
+    /// A child that sends a message and then sleeps.
+    fn sender(socket: &OwnedFd) -> libc::pid_t {
+        // SAFETY: the child makes system calls only, and does not return.
+        unsafe {
+            let child = libc::fork();
+            assert!(child >= 0, "fork");
+            if child == 0 {
+                let _ = send(socket.as_fd(), &Message::new(Kind::Ping), &[]);
+                libc::pause();
+                libc::_exit(0);
+            }
+            child
+        }
+    }
+
+    /// The number of our descriptors that stand for a process.
+    fn descriptors_of(pid: libc::pid_t) -> usize {
+        let own = std::fs::read_dir("/proc/self/fdinfo").expect("own descriptors");
+        let texts = own.filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
+        let line = format!("Pid:\t{pid}");
+        texts
+            .filter(|text| text.lines().any(|it| it == line))
+            .count()
+    }
+
+    #[test]
+    fn a_process_descriptor_beside_a_message_is_not_kept() {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (ours, its) = socketpair(family, kind, SocketFlags::CLOEXEC, None).expect("sockets");
+        ask_for_senders(ours.as_fd()).expect("a socket");
+        let on: libc::c_int = 1;
+        // SAFETY: `on` is valid for its length.
+        let set = check(unsafe {
+            libc::setsockopt(
+                ours.as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_PASSPIDFD,
+                (&raw const on).cast(),
+                size_of_val(&on) as libc::socklen_t,
+            )
+        });
+        if set.is_err() {
+            eprintln!("SKIPPED: no descriptors of processes beside messages before Linux 6.5");
+            return;
+        }
+        let child = sender(&its);
+        let heard = receive_with(ours.as_fd(), 0);
+        let kept = descriptors_of(child);
+        // SAFETY: our child, not reaped yet.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        let heard = heard.expect("a message");
+        assert_eq!(heard.sender.map(|sender| sender.pid), Some(child as u32));
+        assert!(
+            matches!(&heard.received, Received::Message(_, Kind::Ping, shown) if shown.is_empty()),
+            "{heard:?}"
+        );
+        assert_eq!(kept, 0);
+    }
+}
