@@ -9,7 +9,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use support::sockets::connection;
-use support::{Adapter, FakeLibrary, FakeTable, Scratch, as_user, become_user, try_connect};
+use support::{
+    Adapter, FakeLibrary, FakeTable, Scratch, as_user, become_user, socket_pair, try_connect,
+};
 use toehold_adapter::client;
 use toehold_adapter::daemon::Options;
 use toehold_adapter::wire;
@@ -384,5 +386,28 @@ fn a_file_that_is_neither_socket_nor_memory_is_not_closed_by_the_system_adapter(
     }
     assert!(!is_served(&scratch, STRANGER), "it has sent too many");
     assert!(is_served(&scratch, SERVER));
+    assert_answers(&scratch);
+}
+
+/// A worker that gave up root has a socket that it made before.
+#[test]
+fn a_file_of_a_process_that_was_root_is_not_closed_either() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let parent = FakeLibrary::new(&scratch.path());
+    let (socket, theirs) = socket_pair(libc::SOCK_SEQPACKET);
+    parent.adopt(&[theirs.as_fd()]);
+    drop(theirs);
+    let worker = FakeLibrary::at(socket, parent.table.again());
+    let (mut reader, writer) = std::io::pipe().expect("pipe");
+    as_user(STRANGER, || {
+        worker.pair_showing(false, writer.as_fd());
+    });
+    assert!(worker.is_dropped());
+    drop(writer);
+    rustix::io::ioctl_fionbio(&reader, true).expect("a pipe");
+    let error = reader.read(&mut [0]).expect_err("open in the adapter");
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
     assert_answers(&scratch);
 }

@@ -222,11 +222,11 @@ impl Daemon {
             sender,
             leftover,
         } = heard;
-        self.dispose(id, leftover)?;
+        self.dispose(id, sender, leftover)?;
         match received {
             Received::Stripped(message, Kind::Pair) => self.handle_stripped_pair(id, &message),
             Received::Message(message, kind, descriptors) => {
-                let descriptors = self.check_descriptors(id, descriptors)?;
+                let descriptors = self.check_descriptors(id, sender, descriptors)?;
                 match self.recognise(id, kind, sender)? {
                     true => self.handle_message(id, &message, kind, descriptors),
                     false => Ok(()),
@@ -244,23 +244,33 @@ impl Daemon {
     fn check_descriptors(
         &mut self,
         id: ClientId,
+        sender: Option<Sender>,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Vec<OwnedFd>, Fault> {
         let mut shown = descriptors.iter();
         if !self.options.is_system || shown.all(|one| closes_at_once(one.as_fd())) {
             return Ok(descriptors);
         }
-        self.dispose(id, descriptors)?;
+        self.dispose(id, sender, descriptors)?;
         Ok(Vec::new())
     }
 
-    /// Closes descriptors that are not used.
-    fn dispose(&mut self, id: ClientId, descriptors: Vec<OwnedFd>) -> Result<(), Fault> {
+    /// Closes descriptors that are not used. Their sender decides, and not the client: a process
+    /// that was root when it made its socket may be another user's by now.
+    fn dispose(
+        &mut self,
+        id: ClientId,
+        sender: Option<Sender>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), Fault> {
         let uid = self.uid_of(id).filter(|_| self.options.is_system);
         let Some(uid) = uid.filter(|_| !descriptors.is_empty()) else {
             return Ok(());
         };
-        if self.foreign.dispose(uid, descriptors) {
+        let uid = sender.map_or(uid, |sender| sender.uid);
+        // Root can stop the adapter in any case, so it is not restricted.
+        let is_roots = sender.is_some_and(|sender| sender.uid == 0);
+        if is_roots || self.foreign.dispose(uid, descriptors) {
             return Ok(());
         }
         if self.foreign.is_full(uid) {

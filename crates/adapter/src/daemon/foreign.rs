@@ -19,8 +19,7 @@ impl Foreign {
     pub(super) fn dispose(&mut self, uid: u32, descriptors: Vec<OwnedFd>) -> bool {
         let mut is_ordinary = true;
         for descriptor in descriptors {
-            // Root can stop the adapter in any case, so it is not restricted.
-            if uid != 0 && !closes_at_once(descriptor.as_fd()) {
+            if !closes_at_once(descriptor.as_fd()) {
                 let _ = descriptor.into_raw_fd();
                 *self.0.entry(uid).or_default() += 1;
                 is_ordinary = false;
@@ -29,11 +28,11 @@ impl Foreign {
         is_ordinary
     }
 
-    /// Whether a user has sent too many.
+    /// Whether a user has sent too many. Root never has: only a process that was root before can
+    /// count for root.
     pub(super) fn is_full(&self, uid: u32) -> bool {
-        self.0
-            .get(&uid)
-            .is_some_and(|&kept| kept >= KEPT_PER_USER_MAX)
+        let kept = self.0.get(&uid).filter(|_| uid != 0);
+        kept.is_some_and(|&kept| kept >= KEPT_PER_USER_MAX)
     }
 }
 
