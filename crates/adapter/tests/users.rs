@@ -63,6 +63,27 @@ fn two_users_are_introduced_to_each_other() {
     assert_ne!(one.message.side, other.message.side);
 }
 
+/// Both processes of a pair have the file of each doorbell. One of them could make the other's
+/// `write` to it wait (`F_SETFL`, and a full count).
+#[test]
+fn two_users_have_no_doorbells_in_common() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let (server, client) = (library(&scratch, SERVER), library(&scratch, CLIENT));
+    as_user(SERVER, || server.pair(true, 85, 5005));
+    as_user(CLIENT, || client.pair(false, 5005, 85));
+    assert!(server.offer().doorbells.is_none());
+    assert!(client.offer().doorbells.is_none());
+    let second = library(&scratch, SERVER);
+    as_user(SERVER, || {
+        server.pair(true, 86, 5006);
+        second.pair(false, 5006, 86);
+    });
+    assert!(server.offer().doorbells.is_some());
+    assert!(second.offer().doorbells.is_some());
+}
+
 #[test]
 fn memory_between_two_users_cannot_be_cut() {
     let Some((scratch, _adapter)) = start() else {

@@ -365,11 +365,14 @@ impl Daemon {
         // A carrier that goes through address translation, or between namespaces, is one that rules
         // of the kernel's have a say in, for each connection anew.
         let is_plain = self.registry.translated(ends[0]).is_none();
-        let is_one_user = is_plain && uids[0].is_some() && uids[0] == uids[1];
+        let are_one_users = uids[0].is_some() && uids[0] == uids[1];
+        let is_one_user = is_plain && are_one_users;
         // One end has accepted the connection.
         let listener = ends.iter().map(|&end| self.registry.listener(end)).max();
         let listener = listener.filter(|_| is_plain).unwrap_or(0);
-        let doorbells = self.doorbells_for(matched, ends);
+        let doorbells = are_one_users
+            .then(|| self.doorbells_for(matched, ends))
+            .flatten();
         for (side, introduction) in matched.sides.iter().enumerate() {
             let mut offer = offer_of(matched, side as u32, introduction, memory);
             if let Some([first, second]) = &doorbells {
@@ -391,9 +394,13 @@ impl Daemon {
         }
     }
 
-    /// The doorbells of a new pair, by side. Only the two processes keep them: a program that
-    /// replaces itself does without. The engine looks at its rings by itself, and a process needs
-    /// no doorbell to wake itself. Without free descriptors there are none, and carriers are rung.
+    /// The doorbells of a new pair of one user's processes, by side. Both processes have the file
+    /// of each doorbell: either can clear its `O_NONBLOCK` and fill its count, and then the other
+    /// waits in its next `write`. A process may stop its own user's processes in any case.
+    ///
+    /// Only the two processes keep them: a program that replaces itself does without. The engine
+    /// looks at its rings by itself, and a process needs no doorbell to wake itself. Without free
+    /// descriptors there are none, and carriers are rung.
     fn doorbells_for(&self, matched: &Match, ends: [End; 2]) -> Option<[SharedFd; 2]> {
         if !matched.sides.iter().all(|side| side.pair_attached) || self.is_engines(ends) {
             return None;
