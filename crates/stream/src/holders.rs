@@ -76,6 +76,10 @@ pub const BIRTH_SECONDS_MAX: u32 = 10;
 /// The bits of an orphan's word that hold the time.
 const ORPHAN_SECONDS: u32 = FAMILY_ORPHAN - 1;
 
+/// The most changes of a place during one look at it. Members change it once or twice; a member
+/// that is another user by now may change it without an end.
+const CHANGES_MAX: u32 = 64;
+
 /// The table that a family shares.
 pub trait Members: Family {
     /// The family's list, of at most [`FAMILY_MAX`] places.
@@ -141,7 +145,7 @@ pub trait Members: Family {
         let Some(place) = self.list().get(place as usize) else {
             return false;
         };
-        loop {
+        for _ in 0..CHANGES_MAX {
             let member = place.load(Ordering::Relaxed);
             let orphan = FAMILY_BIRTH | FAMILY_ORPHAN;
             if member != word && member & orphan != orphan {
@@ -151,6 +155,7 @@ pub trait Members: Family {
                 return true;
             }
         }
+        false
     }
 
     /// Frees the place that was reserved with `word`, because `fork` failed.
@@ -279,13 +284,14 @@ pub trait Members: Family {
     }
 
     /// True when a member other than this process, whose bit was seen, is alive and holds the
-    /// connection. If it is dead, its bits are cleared in every entry, and its place is free.
+    /// connection. If it is dead, its bits are cleared in every entry, and its place is free. A
+    /// place that changes all the time counts as a living member's.
     fn holds(&self, holder: &Holder<'_>) -> bool {
         let Some(place) = self.list().get(holder.place as usize) else {
             return false;
         };
         let me = self.me();
-        loop {
+        for _ in 0..CHANGES_MAX {
             let member = place.load(PLACE_ACQUIRE);
             if member == 0 || member == me {
                 return false;
@@ -304,6 +310,7 @@ pub trait Members: Family {
                 return false;
             }
         }
+        true
     }
 
     /// Clears the bit of `place` in every entry, because the member `pid` (or the former member of

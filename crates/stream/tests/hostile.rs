@@ -6,6 +6,7 @@
 
 mod support;
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use support::Random;
@@ -14,6 +15,8 @@ use support::walk::walk;
 use toehold_channel::layout::{CAPACITY_LOG2_MAX, RECORD_SLOTS, RING_BYTES};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{Entry, Mode};
+use toehold_stream::holders::Members;
+use toehold_stream::sleepers::Family;
 
 fn script(seed: u64, len: usize) -> Vec<u8> {
     let mut random = Random(seed);
@@ -276,4 +279,58 @@ fn a_record_is_due_when_the_bytes_before_it_are_read() {
     assert!(receiver.end().is_record_due());
     assert_eq!(receiver.try_receive(1, false), Ok(Received::Nothing));
     assert!(!receiver.end().records_pending());
+}
+
+/// A family whose list another member rewrites whenever this process asks whether a member lives.
+struct RewrittenList {
+    list: [AtomicU32; 2],
+    asked: Cell<u32>,
+}
+
+/// More questions than any call needs.
+const ASKED_MAX: u32 = 10_000;
+
+impl Family for RewrittenList {
+    fn me(&self) -> u32 {
+        self.list[0].load(Ordering::Relaxed)
+    }
+
+    fn is_alive(&self, _: u32) -> bool {
+        self.asked.set(self.asked.get() + 1);
+        assert!(self.asked.get() < ASKED_MAX, "the call does not return");
+        let other_dead = 100 + self.asked.get();
+        self.list[1].store(other_dead, Ordering::Relaxed);
+        false
+    }
+}
+
+impl Members for RewrittenList {
+    fn list(&self) -> &[AtomicU32] {
+        &self.list
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        std::iter::empty()
+    }
+
+    fn now_seconds(&self) -> u32 {
+        0
+    }
+}
+
+#[test]
+fn a_place_in_the_list_that_always_changes_counts_as_a_member() {
+    let family = RewrittenList {
+        list: [AtomicU32::new(1), AtomicU32::new(100)],
+        asked: Cell::new(0),
+    };
+    let entry = Entry::default();
+    entry.held_by[0].store(0b11, Ordering::Relaxed);
+    assert!(family.are_others(&entry));
+    // The list is at rest: the other member is dead.
+    let family = RewrittenList {
+        list: [AtomicU32::new(1), AtomicU32::new(0)],
+        asked: Cell::new(0),
+    };
+    assert!(!family.are_others(&entry));
 }
