@@ -28,13 +28,21 @@ pub(crate) const BYTES_MAX: usize = 8 << 20;
 pub(crate) const BYTES_OFFSET: usize = 4096;
 
 /// The first page of a connection's kept bytes. Children share the mapping, so that no byte is read
-/// twice.
+/// twice. A child that is another user by now may write any value: [`Kept::bounds`] reads them.
 pub(crate) struct Kept {
-    /// Invariant: `taken <= len`.
     taken: AtomicU64,
     pub(crate) len: AtomicU64,
     /// The error that ended the stream while it was read: reported once, after the bytes.
     pub(crate) error: AtomicI32,
+}
+
+impl Kept {
+    /// How many bytes were taken, and how many there are in all: `taken <= len <= BYTES_MAX`.
+    fn bounds(&self) -> (u64, u64) {
+        // Relaxed: the bytes were there before `enter` and never change.
+        let len = self.len.load(Ordering::Relaxed).min(BYTES_MAX as u64);
+        (self.taken.load(Ordering::Relaxed).min(len), len)
+    }
 }
 
 /// An epoll instance with which a kept descriptor is registered, and the registration.
@@ -170,10 +178,8 @@ impl KeptDescriptor {
 
     /// Bytes that were not read yet.
     fn unread(&self) -> u64 {
-        let kept = self.kept();
-        // Relaxed: as in `receive`.
-        let taken = kept.taken.load(Ordering::Relaxed);
-        kept.len.load(Ordering::Relaxed).saturating_sub(taken)
+        let (taken, len) = self.kept().bounds();
+        len - taken
     }
 
     /// Bytes were taken.
@@ -238,7 +244,7 @@ pub(crate) fn drop_unread(fd: i32) -> bool {
         return false;
     };
     let kept = descriptor.kept();
-    let len = kept.len.load(Ordering::Relaxed);
+    let (_, len) = kept.bounds();
     descriptor.leave(fd);
     kept.taken.swap(len, Ordering::Relaxed) < len
 }
@@ -286,9 +292,9 @@ pub(crate) fn take_by(
     let descriptor = find(fd)?;
     let kept = descriptor.kept();
     let bytes = descriptor.kept.load(Ordering::Relaxed).cast::<u8>();
-    let all = kept.len.load(Ordering::Relaxed);
-    let end_of = |taken: u64| all.min(taken + len as u64);
-    // Relaxed, here and below: as in `receive`.
+    let (_, all) = kept.bounds();
+    let end_of = |taken: u64| all.min(taken.saturating_add(len as u64));
+    // Relaxed, here and below: as in `Kept::bounds`.
     let claim = |taken: u64| (taken < all).then(|| end_of(taken));
     let claimed = (kept.taken).fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim);
     let Ok(first) = claimed else {
@@ -328,15 +334,11 @@ pub(crate) unsafe fn receive(fd: i32, parts: &[iovec], flags: i32) -> Option<isi
     let descriptor = find(fd)?;
     let kept = descriptor.kept();
     let bytes = descriptor.kept.load(Ordering::Relaxed).cast::<u8>();
-    loop {
-        // Relaxed: the bytes were there before `enter` and never change.
-        let (taken, len) = (
-            kept.taken.load(Ordering::Relaxed),
-            kept.len.load(Ordering::Relaxed),
-        );
-        let mut left = len.saturating_sub(taken) as usize;
+    for _ in 0..TRIES_MAX {
+        let (taken, len) = kept.bounds();
+        let mut left = (len - taken) as usize;
         if left == 0 {
-            break;
+            return report_end(descriptor, fd);
         }
         let mut at = BYTES_OFFSET + taken as usize;
         let mut done = 0;
@@ -344,8 +346,7 @@ pub(crate) unsafe fn receive(fd: i32, parts: &[iovec], flags: i32) -> Option<isi
             let count = part.iov_len.min(left);
             if flags & libc::MSG_TRUNC == 0 && count > 0 {
                 let (from, to) = (bytes.wrapping_add(at), part.iov_base.cast::<u8>());
-                // SAFETY: inside the mapping, as `taken` and `len` are; the part by the caller's
-                // promise.
+                // SAFETY: inside the mapping, by `Kept::bounds`; the part by the caller's promise.
                 if unsafe { guarded::try_from_shared(from, to, count) }.is_err() {
                     return Some(errno::result(Err(libc::EFAULT)));
                 }
@@ -363,8 +364,11 @@ pub(crate) unsafe fn receive(fd: i32, parts: &[iovec], flags: i32) -> Option<isi
             return Some(done as isize);
         }
     }
-    report_end(descriptor, fd)
+    Some(errno::result(Err(libc::EAGAIN)))
 }
+
+/// The most tries of one receive. Another reader that takes bytes meanwhile makes a try fail.
+const TRIES_MAX: u32 = 1024;
 
 /// `fd` is about to be closed, or another file is about to take its number.
 #[cold]
@@ -636,5 +640,45 @@ mod tests {
         let member = member.member(INSTANCE).expect("registered");
         assert!(member.claim_report(WANTED));
         assert!(!member.claim_report(WANTED));
+    }
+    /// Kept bytes in a mapping of the usual length, and behind it another page, which is not zero.
+    fn mapped() -> *mut Kept {
+        const SEEN: u8 = 7;
+        let len = BYTES_OFFSET + BYTES_MAX;
+        let base = crate::system::sys::map_shared_memory(len + 4096);
+        assert!(!base.is_null());
+        // SAFETY: mapped above.
+        unsafe { base.add(len).write_bytes(SEEN, 4096) };
+        base.cast()
+    }
+
+    /// A child that is another user by now may write any word of the first page.
+    #[test]
+    fn words_beyond_the_mapping_lead_to_no_byte_behind_it() {
+        const WORDS: [(u64, u64); 4] = [
+            (BYTES_MAX as u64, BYTES_MAX as u64 + 16),
+            (BYTES_MAX as u64, u64::MAX),
+            (u64::MAX - 1, u64::MAX),
+            (u64::MAX, 1),
+        ];
+        let kept = mapped();
+        for (taken, len) in WORDS {
+            enter(2003, kept, true).expect("room");
+            // SAFETY: mapped, and zeroes at first.
+            let words = unsafe { &*kept };
+            words.taken.store(taken, Ordering::Relaxed);
+            words.len.store(len, Ordering::Relaxed);
+            assert_eq!(unread(2003), 0, "{taken} {len}");
+            assert_eq!(take_by(2003, 8, |_, len| Ok(len)), None, "{taken} {len}");
+            enter(2003, kept, true).expect("room");
+            let mut target = [0u8; 8];
+            let part = [iovec {
+                iov_base: target.as_mut_ptr().cast(),
+                iov_len: target.len(),
+            }];
+            // SAFETY: the part is writable.
+            assert_eq!(unsafe { receive(2003, &part, 0) }, None, "{taken} {len}");
+            assert_eq!(target, [0; 8], "{taken} {len}");
+        }
     }
 }
