@@ -176,6 +176,14 @@ pub(crate) const CASES: &[Case] = &[
         "registration_taken_out_is_put_back_by_a_child",
         moving::by_a_child,
     ),
+    Case::roles(
+        "connections_on_which_a_child_has_sent_are_reported_in_one_call",
+        |role| moving::passed_beside_a_child(role, false),
+    ),
+    Case::roles(
+        "connections_on_which_a_child_has_sent_are_reported_beside_a_file",
+        |role| moving::passed_beside_a_child(role, true),
+    ),
     Case::pair(
         "what_is_told_once_is_told_to_one_of_two_threads",
         sharing::told_once,

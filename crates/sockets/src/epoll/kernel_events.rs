@@ -33,8 +33,8 @@ impl Epoll {
         self.judge_nested(events, told);
         take_answers(events);
         drain_carriers(events);
-        let mut kept = 0;
-        let (mut strange, mut spent) = (0, 0);
+        believe_all(events);
+        let (mut kept, mut spent) = (0, 0);
         let held = self.lock.lock();
         for at in 0..events.len() {
             let event = events[at];
@@ -75,16 +75,11 @@ impl Epoll {
                 } else {
                     push_ready(self, number);
                 }
-            } else if one.state() == State::Plain {
-                strange = number;
             }
         }
         drop(held);
         if published::has_ended() {
             errno::keep(express::look_after);
-        }
-        if strange != 0 {
-            believe_kernel(strange);
         }
         if spent != 0 {
             become_quiet(spent);
@@ -105,6 +100,16 @@ fn take_answers(events: &mut [epoll_event]) {
             && errno::keep(|| awaiting::look(&connection)) != Answer::Pending
         {
             event.events &= !(EPOLLPRI as u32);
+        }
+    }
+}
+
+/// Takes over the registrations that another process has changed in the kernel: each of them may
+/// have had its only event among `events`. No lock is held.
+fn believe_all(events: &[epoll_event]) {
+    for number in events.iter().filter_map(|event| untag(event.u64)) {
+        if registration(number).is_some_and(|one| one.state() == State::Plain) {
+            believe_kernel(number);
         }
     }
 }

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use libc::epoll_event;
 
-use crate::epoll::instance::Epoll;
+use crate::epoll::instance::{BATCH, Epoll, Instance};
 
 /// Events of the kernel and of the library in one call: the first part has `first` events, the
 /// second part the rest.
@@ -57,6 +57,42 @@ fn without_second_of_moved(events: &mut [epoll_event], parts: Parts) -> usize {
         }
     }
     parts.first + left
+}
+
+/// Ends a call with a time-out of 0 in which the kernel had events of carriers, beside the `told`
+/// events: adds the events of their members. No bit was marked for these members, so the look at
+/// the rings has not found them. The kernel would report all of them, and the program may rely on
+/// that. `has_rings`: the look at the rings has found some, and those that are level-triggered are
+/// found again.
+#[cold]
+pub(super) fn with_members_of_carriers(
+    Instance {
+        epoll, generation, ..
+    }: Instance,
+    events: &mut [epoll_event],
+    told: i32,
+    has_rings: bool,
+) -> i32 {
+    // Not in the program's array, which must not change beyond the events that are reported.
+    let mut more = [epoll_event { events: 0, u64: 0 }; BATCH];
+    let first = told as usize;
+    let room = BATCH.min(events.len() - first);
+    let found = epoll.sweep_and_harvest(generation, &mut more[..room]);
+    let mut total = first;
+    for event in &more[..found] {
+        let is_it = |one: &&mut epoll_event| has_rings && { one.u64 } == { event.u64 };
+        match events[..first].iter_mut().find(is_it) {
+            Some(told) => told.events |= event.events,
+            None => {
+                events[total] = *event;
+                total += 1;
+            }
+        }
+    }
+    match epoll.listener.load(Ordering::Relaxed) {
+        0 => total as i32,
+        _ => epoll.without_second_listener(events, total) as i32,
+    }
 }
 
 #[cfg(test)]

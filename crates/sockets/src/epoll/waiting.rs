@@ -11,7 +11,7 @@ use crate::adapter::requests;
 use crate::epoll::instance::{BATCH, Epoll, Instance};
 use crate::epoll::nested::ReportedInstances;
 use crate::epoll::sleeping::{OutOfMemory, Watch};
-use crate::epoll::two_looks::{Parts, once_each};
+use crate::epoll::two_looks::{Parts, once_each, with_members_of_carriers};
 use crate::express;
 use crate::process::pair_doorbells::{self, Cause, Claim, PairSleep, SLEEP_MAX_NS};
 use crate::system::deferral::Handlers;
@@ -108,7 +108,7 @@ pub(crate) fn wait(
             moves = Some(epoll.moves());
             found = epoll.sweep_and_harvest_all(generation, events, &mut told);
         } else if let ControlFlow::Break(result) =
-            look_at_kernel_first(instance, events, &mut told, call.said, call.kernel)
+            look_at_kernel_first(instance, events, is_look, &mut told, call.said, call.kernel)
         {
             return result;
         }
@@ -356,16 +356,18 @@ fn kernel_comes_first(epoll: &Epoll, places: usize, always: bool) -> bool {
 /// a ring does.
 #[inline(always)]
 fn look_at_kernel_first(
-    Instance {
-        epoll, generation, ..
-    }: Instance,
+    instance: Instance,
     events: &mut [epoll_event],
+    is_look: bool,
     told: &mut ReportedInstances,
     said: &mut KernelEvents,
     kernel: &mut impl FnMut(&mut Room, Sleep<'_>) -> i32,
 ) -> ControlFlow<i32> {
+    let Instance {
+        epoll, generation, ..
+    } = instance;
     let is_only_place = events.len() == 1;
-    if is_only_place && put_kernel_first(epoll, events, 0, told, said, kernel) > 0 {
+    if is_only_place && put_kernel_first(epoll, events, 0, told, said, kernel).kept > 0 {
         return ControlFlow::Break(1);
     }
     let moves = epoll.moves();
@@ -375,19 +377,38 @@ fn look_at_kernel_first(
         // The list had only members that were reported before and have no new events.
         return ControlFlow::Continue(());
     }
-    let kept = match is_only_place {
-        true => 0,
+    let looked = match is_only_place {
+        true => Looked::NOTHING,
         false => put_kernel_first(epoll, events, found, told, said, kernel),
     };
+    let kept = looked.kept;
     let parts = Parts::between(epoll, kept, kept + found, Some(moves));
-    let told = once_each(epoll, events, parts);
+    let mut told = once_each(epoll, events, parts);
+    if is_look && looked.has_ours {
+        told = with_members_of_carriers(instance, events, told, true);
+    }
     // Last, as in `with_kernel_members`.
     errno::keep(requests::follow);
     ControlFlow::Break(told)
 }
 
+/// The result of a look at the kernel beside events of rings.
+struct Looked {
+    /// The number of events for the program.
+    kept: usize,
+    /// There were events for the library, too, so members may be on the ready list.
+    has_ours: bool,
+}
+
+impl Looked {
+    const NOTHING: Looked = Looked {
+        kept: 0,
+        has_ours: false,
+    };
+}
+
 /// Asks the kernel for events of ordinary members, puts them before the `found` events of rings,
-/// and returns how many they are. The marks were taken before, so the kernel's answer includes
+/// and tells how many they are. The marks were taken before, so the kernel's answer includes
 /// every event that came before one of the marks. Ordinary members get at most half of the places,
 /// so that they cannot starve the rings; a single place may be theirs.
 fn put_kernel_first(
@@ -397,14 +418,14 @@ fn put_kernel_first(
     told: &ReportedInstances,
     said: &mut KernelEvents,
     kernel: &mut impl FnMut(&mut Room, Sleep<'_>) -> i32,
-) -> usize {
+) -> Looked {
     let now = sys::now_ns();
     let places = (events.len() / 2).max(1);
     let n = kernel(said.room(places), Sleep::LOOK);
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
     let Ok(n @ 1..) = usize::try_from(n) else {
         // The error will come again when the rings have no events.
-        return 0;
+        return Looked::NOTHING;
     };
     let said = said.first(n);
     let kept = own_of_looked(epoll, said, told);
@@ -416,7 +437,10 @@ fn put_kernel_first(
     if kept > 0 {
         epoll.kernel_news_ns.store(now, Ordering::Relaxed);
     }
-    kept
+    Looked {
+        kept,
+        has_ours: kept < n,
+    }
 }
 
 /// Adds events of ordinary members from time to time, so that busy rings do not starve them. When
@@ -441,7 +465,7 @@ fn with_kernel_members(
             epoll.kernel_news_ns.store(KERNEL_OWED, Ordering::Relaxed);
             found.count as i32
         }
-        false => add_kernel_members(instance, events, found, said, kernel, now),
+        false => add_kernel_members(instance, events, found, always, said, kernel, now),
     };
     // A program that always finds something never sleeps. This comes last: a member that goes back
     // to the kernel here is reported by the next call, not a second time by this one.
@@ -460,19 +484,19 @@ fn is_kernel_due(epoll: &Epoll, places: usize, now: u64) -> bool {
 
 /// As [`with_kernel_members`]: the kernel is asked.
 fn add_kernel_members(
-    Instance {
-        epoll, generation, ..
-    }: Instance,
+    instance: Instance,
     events: &mut [epoll_event],
     Found {
         count: found,
         told,
         moves,
     }: Found,
+    always: bool,
     said: &mut KernelEvents,
     kernel: &mut impl FnMut(&mut Room, Sleep<'_>) -> i32,
     now: u64,
 ) -> i32 {
+    let epoll = instance.epoll;
     let n = kernel(said.room(events.len() - found), Sleep::LOOK);
     if n <= 0 {
         return if found > 0 { found as i32 } else { n };
@@ -483,13 +507,13 @@ fn add_kernel_members(
         epoll.kernel_seen_ns.store(0, Ordering::Relaxed);
         epoll.kernel_news_ns.store(now, Ordering::Relaxed);
     }
-    match found + kept {
-        0 => epoll.sweep_and_harvest(generation, events) as i32,
-        total => {
-            epoll.share();
-            once_each(epoll, events, Parts::between(epoll, found, total, moves))
-        }
+    let total = found + kept;
+    let told = once_each(epoll, events, Parts::between(epoll, found, total, moves));
+    if kept < n as usize && (always || total == 0) {
+        return with_members_of_carriers(instance, events, told, found > 0);
     }
+    epoll.share();
+    told
 }
 
 /// Events that a call has found in shared memory.
@@ -634,6 +658,7 @@ mod tests {
         let looked = look_at_kernel_first(
             instance,
             &mut events,
+            true,
             &mut { ReportedInstances::NONE },
             &mut said,
             &mut kernel,
@@ -672,7 +697,7 @@ mod tests {
                 }
                 count as i32
             };
-            let kept = put_kernel_first(
+            let Looked { kept, has_ours } = put_kernel_first(
                 epoll,
                 &mut events,
                 3,
@@ -680,6 +705,7 @@ mod tests {
                 &mut said,
                 &mut kernel,
             );
+            assert!(!has_ours);
             let told = events.map(|one| one.u64);
             let expected = [
                 [11, 12, 13, 0, 0, 0],

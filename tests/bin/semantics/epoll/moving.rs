@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::{ADD, DEL, ET, IN, MOD, now, seen, watching};
+use crate::descriptors::{send_descriptor, socket_pair};
 use crate::role::{Pair, Role, ask_harness, receive_all, send_all, shown};
 use crate::sleeper::Sleeper;
 use crate::sys::{self, Fd};
@@ -309,4 +310,56 @@ pub(super) fn beside_a_wait(pair: &Pair) {
     });
     pair.say("most events of one member", most);
     pair.step();
+}
+
+/// The client passes two of its connections to another program, so the kernel reports their events.
+/// Then a forked child, which has the registrations, too, sends on them. The parent must be told of
+/// all connections in one call, and of another file that has an event.
+pub(super) fn passed_beside_a_child(role: &Role, is_file_ready: bool) {
+    const DATA: &[u8] = b"data";
+    let fds: [Fd; 3] = role.meet_several();
+    let passed = &fds[..2];
+    if role.server() {
+        role.step();
+        fds.iter().for_each(|fd| send_all(*fd, DATA));
+        role.step();
+        passed.iter().for_each(|fd| receive_all(*fd, &mut [0; 1]));
+        return role.step();
+    }
+    let (epoll, event) = (sys::epoll_create(), sys::eventfd());
+    for (fd, data) in fds.into_iter().chain([event]).zip(1..) {
+        sys::epoll_ctl(epoll, ADD, fd, IN, data).value();
+    }
+    // The order of events is not specified.
+    let sorted = || {
+        let (result, mut events) = sys::epoll_wait(epoll, 16, 0);
+        events.sort_unstable();
+        seen(&(result, events))
+    };
+    role.say("at first", sorted());
+    let (ours, theirs) = socket_pair();
+    for fd in passed {
+        send_descriptor(ours, *fd).value();
+    }
+    for end in [ours, theirs] {
+        sys::close(end).value();
+    }
+    role.step();
+    role.step();
+    fds.iter().for_each(|fd| role.arrived(*fd, DATA.len()));
+    let child = sys::fork();
+    if child == 0 {
+        passed.iter().for_each(|fd| send_all(*fd, b"!"));
+        sys::exit_now(0);
+    }
+    role.say("child", sys::wait_for(child));
+    if is_file_ready {
+        sys::write(event, &1_u64.to_ne_bytes()).value();
+    }
+    role.say("a look", sorted());
+    role.say("one more look", sorted());
+    fds.iter()
+        .for_each(|fd| receive_all(*fd, &mut [0; DATA.len()]));
+    role.say("all is received", sorted());
+    role.step();
 }
