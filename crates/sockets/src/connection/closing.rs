@@ -91,7 +91,6 @@ fn end_number(connection: &Connection) {
     if connection.local.descriptors.fetch_sub(1, LAST_USER_ACQ_REL) == 1 {
         awaiting::closing(connection);
         release::release(connection);
-        connection.local.express.close_number();
     } else {
         show_another_number(connection);
         if connection.end().is_some() {

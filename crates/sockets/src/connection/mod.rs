@@ -63,6 +63,9 @@ pub(crate) struct Local {
     pub(crate) tx_in_flight: AtomicU32,
     /// Descriptors of this process that refer to it.
     pub(crate) descriptors: AtomicU32,
+    /// Threads that are giving up this process's hold on a connection here. While there are any, no
+    /// other connection begins here.
+    pub(crate) leavers: AtomicU32,
     /// The thread that is closing one of them, by its thread pointer, or 0.
     closer: AtomicUsize,
     /// The connection that this one replaces, as number and generation in one word, or 0. See
@@ -124,7 +127,7 @@ impl Local {
         if self.closer.load(Ordering::Relaxed) != 0 {
             self.closer.store(0, Ordering::Relaxed);
         }
-        for count in [&self.rx_in_flight, &self.tx_in_flight] {
+        for count in [&self.rx_in_flight, &self.tx_in_flight, &self.leavers] {
             // The load avoids most stores, so most of the child's pages need no copy.
             if count.load(Ordering::Relaxed) != 0 {
                 count.store(0, Ordering::Relaxed);
@@ -298,10 +301,14 @@ pub(crate) fn local(index: u32) -> Option<&'static Local> {
     LOCALS.get(index as usize)
 }
 
-/// The state of connection `index`, which this process begins to hold.
+/// The state of connection `index`, which this process begins to hold. `None` without memory, and
+/// while a thread of this process is still giving up the connection before: another member of the
+/// family has freed its entry.
 pub(crate) fn hold_entry(index: u32) -> Option<(&'static Entry, &'static Local)> {
     let entry = table::table()?.entry(index)?;
-    Some((entry, LOCALS.get_or_map(index as usize)?))
+    let local = LOCALS.get_or_map(index as usize)?;
+    // Acquire pairs with the Release by which `release` counts the thread out.
+    (local.leavers.load(Ordering::Acquire) == 0).then_some((entry, local))
 }
 
 /// The connection behind `fd`, if it is tracked.

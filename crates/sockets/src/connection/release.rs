@@ -23,9 +23,13 @@ use crate::system::sys;
 use crate::waiting::sleepers;
 use crate::{adapter, lock};
 
-/// The last descriptor of this process that referred to `connection` is being closed.
+/// The last descriptor of this process that referred to `connection` is being closed. Afterwards
+/// the entry and this process's words may be another connection's.
 pub(crate) fn release(connection: &Connection) {
     let (entry, local) = (connection.entry, connection.local);
+    // From `holders::leave` on, another member of the family may free the entry. Relaxed: `leave`
+    // stores with Release after this, so a thread that finds the entry free sees the count.
+    local.leavers.fetch_add(1, Ordering::Relaxed);
     sleepers::part(connection);
     let last = holders::leave(entry);
     if !last {
@@ -49,6 +53,9 @@ pub(crate) fn release(connection: &Connection) {
         }
         slabs::leave(local);
     }
+    local.express.close_number();
+    // The last use of the words here. Release pairs with the Acquire load in `hold_entry`.
+    local.leavers.fetch_sub(1, Ordering::Release);
     if last {
         // A thread that is still inside counts itself out in this connection's words: they become
         // no other's.

@@ -29,7 +29,7 @@ pub(crate) fn track(fd: i32, accepted: bool) {
         return;
     };
     let Some((entry, local)) = connection::hold_entry(index) else {
-        // No memory: nobody's again.
+        // Nobody's again.
         if let Some(entry) = table.entry(index) {
             let free = EntryState::Free as u32;
             entry.state.store(free, STATE_RELEASE);
@@ -110,6 +110,18 @@ pub(crate) fn prepare() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Another member of the family has ended the connection and freed its entry.
+    #[test]
+    fn no_connection_begins_in_words_that_a_thread_is_still_leaving() {
+        const INDEX: u32 = 301;
+        family::table_or_new().expect("memory");
+        let (_, local) = connection::hold_entry(INDEX).expect("memory");
+        local.leavers.fetch_add(1, Ordering::Relaxed);
+        assert!(connection::hold_entry(INDEX).is_none());
+        local.leavers.fetch_sub(1, Ordering::Relaxed);
+        assert!(connection::hold_entry(INDEX).is_some());
+    }
 
     /// A thread found the connection, counted itself in, and is about to count itself out again.
     #[test]

@@ -351,7 +351,6 @@ pub(super) fn close(role: Role, connection: &Connection) {
     entry.flags.fetch_and(!FLAG_PARKED, Ordering::Relaxed);
     orphans::descriptor_closing(connection, true);
     release::release(connection);
-    local.express.close_number();
 }
 
 /// Detaches the bits of the carrier's slot.
@@ -373,11 +372,15 @@ pub(super) fn slot_of(entry: &Entry) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use toehold_channel::layout::{Control, REGION_BYTES};
     use toehold_channel::memfd;
+    use toehold_channel::table::EntryState;
     use toehold_stream::express::{Carrier, Turn};
 
-    use crate::process::family;
+    use crate::connection::orderings::STATE_ACQUIRE;
+    use crate::process::{family, holders};
 
     use super::*;
 
@@ -401,6 +404,33 @@ mod tests {
             local,
         };
         (carrier, ends)
+    }
+
+    /// Another thread may begin a connection as soon as the entry is free. The number would then be
+    /// forgotten and stay open, or it would be the next connection's.
+    #[test]
+    fn entry_that_is_free_has_no_number_of_the_connection_before() {
+        for _ in 0..1000 {
+            let ending = Connection::of_a_test(-1);
+            let live = EntryState::Live as u32;
+            ending.entry.state.store(live, Ordering::Relaxed);
+            holders::begin(ending.entry);
+            ending.local.express.number_in_test(i32::MAX - 1);
+            let seen = thread::scope(|scope| {
+                let next = scope.spawn(|| {
+                    while ending.entry.state.load(STATE_ACQUIRE) == live {
+                        core::hint::spin_loop();
+                    }
+                    (
+                        ending.local.express.high(),
+                        ending.local.leavers.load(Ordering::Relaxed),
+                    )
+                });
+                release::release(&ending);
+                next.join().expect("no panic")
+            });
+            assert_eq!(seen, (None, 0));
+        }
     }
 
     /// Its program may not accept the connection for a long time.

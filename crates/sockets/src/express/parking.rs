@@ -92,9 +92,8 @@ pub(crate) fn park(connection: &Connection) -> bool {
     // From now on no descriptor leads to the connection, and no thread finds it.
     descriptors::forget(connection.fd);
     connection.local.descriptors.store(0, Ordering::Relaxed);
-    match park_registrations(&parked, role, instance, high) {
-        true => report_turn_end(&parked, &end),
-        false => words.close_number(),
+    if park_registrations(&parked, role, instance, high) {
+        report_turn_end(&parked, &end);
     }
     true
 }
@@ -128,8 +127,7 @@ fn was_left_to_kernel(connection: &Connection, end: &End<'_>) -> bool {
 }
 
 /// Adds a carrier to the parked ones; from now on `high` is its descriptor. False when it cannot be
-/// registered with the listener's `instance`: then the carrier has ended, and only that descriptor
-/// is still open.
+/// registered with the listener's `instance`: then the carrier has ended.
 fn park_registrations(parked: &Connection, role: Role, instance: Option<u32>, high: i32) -> bool {
     let keeps = match (instance, carriers::leads_to_relay(parked)) {
         (Some(instance), _) => KeptRegistration::Of(instance),

@@ -73,7 +73,6 @@ pub(crate) fn return_to_kernel(connection: &Connection) -> bool {
         orphans::descriptor_closing(connection, true);
         connection.local.descriptors.store(0, Ordering::Relaxed);
         release::release(connection);
-        connection.local.express.close_number();
     });
     for (n, &fd) in numbers[..count].iter().enumerate() {
         let is_kept = sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0;
