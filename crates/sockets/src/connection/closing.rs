@@ -93,7 +93,9 @@ fn end_number(connection: &Connection) {
         release::release(connection);
     } else {
         show_another_number(connection);
-        if connection.end().is_some() {
+        // A thread that takes the region away uses the carrier until it has stored null here.
+        // Acquire pairs with the Release store in `leaving::frees`.
+        if !connection.local.offered.load(Ordering::Acquire).is_null() {
             pass_through_locks(connection);
         }
     }

@@ -39,7 +39,8 @@ pub(crate) fn release(connection: &Connection) {
     if let (true, Some(end)) = (last, connection.end()) {
         end_channel(connection, &end);
     }
-    let region = NonNull::new(local.offered.load(Ordering::Relaxed));
+    // Acquire pairs with the Release store in `leaving::frees`.
+    let region = NonNull::new(local.offered.load(Ordering::Acquire));
     if last {
         shown_socket::closing(connection);
     }

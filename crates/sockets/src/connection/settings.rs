@@ -58,10 +58,11 @@ pub(crate) fn restore_carrier(connection: &Connection) {
         return;
     }
     let options = connection.entry.tx_options.load(Ordering::Relaxed);
+    let number = connection.number();
     for (name, bit, _) in KEPT {
         let value = i32::from(options & bit != 0);
-        if sys::getsockopt::<i32>(connection.fd, libc::IPPROTO_TCP, name) != Ok(value) {
-            sys::setsockopt_int(connection.fd, libc::IPPROTO_TCP, name, value);
+        if sys::getsockopt::<i32>(number, libc::IPPROTO_TCP, name) != Ok(value) {
+            sys::setsockopt_int(number, libc::IPPROTO_TCP, name, value);
         }
     }
 }
@@ -165,7 +166,7 @@ pub(crate) fn restore_low_water(connection: &Connection) {
     let bytes = connection.entry.rx_low_water.swap(0, Ordering::Relaxed);
     if bytes > 1 {
         let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
-        sys::setsockopt_int(connection.fd, level, name, bytes as i32);
+        sys::setsockopt_int(connection.number(), level, name, bytes as i32);
     }
 }
 

@@ -138,12 +138,9 @@ fn finish_by(
     connection: &Connection,
     lock_adapter: impl FnOnce() -> Option<lock::PrivateHeld<'static>>,
 ) {
-    if !hand_back(connection) || !frees(connection, lock_adapter) {
-        return;
+    if hand_back(connection) {
+        frees(connection, lock_adapter);
     }
-    // Another thread may have registered the connection meanwhile.
-    membership::give_to_kernel(connection);
-    connection.entry.resting_wake.store(0, Ordering::Relaxed);
 }
 
 /// Gives the registrations back to the kernel when this end has left the channel. True when the
@@ -204,11 +201,18 @@ fn frees(
         return false;
     }
     local.parked.store(region, Ordering::Relaxed);
-    local.offered.store(null_mut(), Ordering::Relaxed);
     release::leave_pair(local);
     settings::restore_carrier(connection);
     forget_positions(connection);
     release::withdraw(connection, GOES_ON);
+    // Another thread may have registered the connection since `hand_back`. No thread is in the
+    // region, so none waits for a direction lock while it holds the lock of an epoll instance.
+    membership::give_to_kernel(connection);
+    connection.entry.resting_wake.store(0, Ordering::Relaxed);
+    // Until this store, a thread that closes the connection waits for the locks. After it, the
+    // entry may become another connection's at once. Release pairs with the Acquire load in
+    // `release`.
+    local.offered.store(null_mut(), Ordering::Release);
     true
 }
 
@@ -253,15 +257,15 @@ fn empty(connection: &Connection, region: *mut u8) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use core::sync::atomic::AtomicBool;
+
     use toehold_channel::layout::{Control, LEFT, REGION_BYTES};
     use toehold_channel::memfd;
 
     use super::*;
 
-    /// A thread has looked at a connection, and lost its processor. Meanwhile another thread has
-    /// closed the connection, and the entry has become the next connection's.
-    #[test]
-    fn region_of_the_next_connection_in_an_entry_is_not_freed() {
+    /// Generation 1 of a connection, with a region that both ends have left; and generation 0.
+    fn left_by_both() -> [Connection; 2] {
         let now = Connection {
             generation: 1,
             ..Connection::of_a_test(-1)
@@ -273,13 +277,61 @@ mod tests {
         for side in &words.sides {
             side.wake.attached.store(LEFT, Ordering::Relaxed);
         }
+        now.local.offered.store(region, Ordering::Relaxed);
         now.local.attachment.put(region);
         let before = Connection {
             generation: 0,
             ..now
         };
-        assert!(!frees(&before, adapter::try_lock));
+        [now, before]
+    }
+
+    /// A thread has looked at a connection, and lost its processor. Meanwhile another thread has
+    /// closed the connection, and the entry has become the next connection's.
+    #[test]
+    fn region_of_the_next_connection_in_an_entry_is_not_freed() {
+        let [now, before] = left_by_both();
+        assert!(!frees(&before, || Some(adapter::lock())));
         assert!(now.local.attachment.has_region());
-        assert!(frees(&now, adapter::try_lock), "it is the reason");
+        assert!(frees(&now, || Some(adapter::lock())), "it is the reason");
+    }
+
+    /// Without a region, another thread may close the connection, and a third one may begin the
+    /// next one in the entry.
+    #[test]
+    fn words_of_an_entry_are_not_stored_after_its_region_is_gone() {
+        for _ in 0..100 {
+            let [now, _] = left_by_both();
+            let entry = now.entry;
+            entry.resting_wake.store(5, Ordering::Relaxed);
+            entry.flags.store(FLAG_ATTACHED, Ordering::Relaxed);
+            entry.tx_ring.store(7, Ordering::Relaxed);
+            let words = || {
+                let ring = entry.tx_ring.load(Ordering::Relaxed).shown();
+                let flags = entry.flags.load(Ordering::Relaxed);
+                (
+                    ring,
+                    flags,
+                    entry.resting_wake.load(Ordering::Relaxed).shown(),
+                )
+            };
+            let looks = AtomicBool::new(false);
+            let seen = std::thread::scope(|scope| {
+                let closer = scope.spawn(|| {
+                    looks.store(true, Ordering::Relaxed);
+                    // As in `release`.
+                    while !now.local.offered.load(Ordering::Acquire).is_null() {
+                        core::hint::spin_loop();
+                    }
+                    words()
+                });
+                while !looks.load(Ordering::Relaxed) {
+                    core::hint::spin_loop();
+                }
+                assert!(frees(&now, || Some(adapter::lock())));
+                closer.join().expect("no panic")
+            });
+            assert_eq!(seen, (0, 0, 0));
+        }
     }
 }

@@ -282,6 +282,10 @@ fn attach(connection: &Connection) {
     ) else {
         return;
     };
+    if connection.carrier() != Some(connection.fd) {
+        // As in `consider`. From here on, a thread that closes the descriptor waits for the locks.
+        return;
+    }
     connection.learn_nonblocking();
     if settings::needs_kernel(connection) {
         connection.pin(Reason::Unsupported);
