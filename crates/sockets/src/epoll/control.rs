@@ -268,34 +268,42 @@ impl InKernel {
         event: epoll_event,
     ) -> Answer {
         let epoll = self.epoll;
-        match one.state() {
-            State::Parked => return Some(Err(libc::ENOENT)),
-            State::Held => {
-                let _held = epoll.lock.lock();
-                one.set(armed(event.events), event.u64);
-                return Some(Ok(()));
+        let is_shown = loop {
+            match one.state() {
+                State::Parked => return Some(Err(libc::ENOENT)),
+                State::Held => {
+                    let _held = epoll.lock.lock();
+                    if one.state() == State::Held && one.is_of(connection, self.number) {
+                        one.set(armed(event.events), event.u64);
+                        return Some(Ok(()));
+                    }
+                }
+                state if state.is_kernels() => {
+                    let _members = connection.local.membership.lock();
+                    if one.is_kernels() && one.is_of(connection, self.number) {
+                        return Some(modify_kernels(epoll, self.epoll_fd, n, &event));
+                    }
+                }
+                state if state.is_ours() => {
+                    // epoll_ctl(2): an exclusive registration cannot be modified, nor an ordinary
+                    // one made exclusive.
+                    if (event.events | one.events()) & EXCLUSIVE != 0 {
+                        return Some(Err(libc::EINVAL));
+                    }
+                    let _held = epoll.lock.lock();
+                    if one.is_ours() && one.is_of(connection, self.number) {
+                        one.set(armed(event.events), event.u64);
+                        one.rearm();
+                        break show_if_awake(epoll, one, n);
+                    }
+                }
+                _ => return None,
             }
-            _ => {}
-        }
-        if one.is_kernels() {
-            let _members = connection.local.membership.lock();
-            if one.is_kernels() {
-                return Some(modify_kernels(epoll, self.epoll_fd, n, &event));
+            if !one.is_of(connection, self.number) {
+                // Another thread has removed the registration, or closed the descriptor.
+                return None;
             }
-        }
-        if !one.is_ours() {
-            return None;
-        }
-        // epoll_ctl(2): an exclusive registration cannot be modified, nor an ordinary one made
-        // exclusive.
-        if (event.events | one.events()) & EXCLUSIVE != 0 {
-            return Some(Err(libc::EINVAL));
-        }
-        let is_shown = {
-            let _held = epoll.lock.lock();
-            one.set(armed(event.events), event.u64);
-            one.rearm();
-            show_if_awake(epoll, one, n)
+            // Another thread has changed the owner meanwhile.
         };
         end_quiet(epoll, connection, one, n);
         if !is_shown {

@@ -77,7 +77,7 @@ fn begin(instance: Instance) {
     // A thread that adds an unconnected socket from now on sees the word.
     drop(EARLY_LOCK.lock());
     for (n, one) in epoll.registrations() {
-        make_up_for(epoll, n, one);
+        make_up_for(instance, n, one);
     }
     take_nested(epoll);
     // The kernel refuses circles. When one is removed meanwhile, the last one moves to its place.
@@ -110,7 +110,8 @@ pub(super) fn added(epoll: &Epoll, connection: &Connection, n: u32) {
     }
 }
 
-fn make_up_for(epoll: &Epoll, n: u32, one: &Registration) {
+fn make_up_for(instance: Instance, n: u32, one: &Registration) {
+    let epoll = instance.epoll;
     if one.state() == State::Early {
         let _held = EARLY_LOCK.lock();
         if one.state() == State::Early && one.events() & ONESHOT != 0 {
@@ -123,7 +124,9 @@ fn make_up_for(epoll: &Epoll, n: u32, one: &Registration) {
         }
     } else if let Some(connection) = one.behind() {
         let _members = connection.local.membership.lock();
-        take_member(epoll, &connection, n, one);
+        if one.is_of(&connection, instance.number) {
+            take_member(epoll, &connection, n, one);
+        }
     }
 }
 

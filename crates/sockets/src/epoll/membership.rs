@@ -100,7 +100,16 @@ pub(crate) fn outlives_exec(connection: &Connection) -> bool {
 /// was seen waiting for it.
 pub(crate) fn take_from_kernel(connection: &Connection) {
     let _members = connection.local.membership.lock();
-    take_members_from_kernel(connection);
+    if are_its(connection) {
+        take_members_from_kernel(connection);
+    }
+}
+
+/// True when the registrations in its list are this connection's. Another thread may have closed
+/// the connection, and the entry may be the next one's. The caller holds the `membership` lock,
+/// under which registrations of the next connection are added: so the answer stays right.
+fn are_its(connection: &Connection) -> bool {
+    connection.is_current()
 }
 
 /// As [`take_from_kernel`]; the caller holds the connection's `membership` lock.
@@ -167,11 +176,14 @@ pub(super) fn become_quiet(n: u32) {
     let Some(connection) = one.behind() else {
         return;
     };
-    let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
-        return;
-    };
+    become_quiet_of(&connection, one.epoll.load(Ordering::Relaxed), one, n);
+}
+
+/// As [`become_quiet`], if registration `n` is still that of `connection` with instance `number`.
+fn become_quiet_of(connection: &Connection, number: u32, one: &Registration, n: u32) {
+    let Some(epoll) = epoll(number) else { return };
     let _members = connection.local.membership.lock();
-    if is_anothers(&connection, one) {
+    if !one.is_of(connection, number) || is_anothers(connection, one) {
         return;
     }
     {
@@ -191,6 +203,9 @@ pub(super) fn end_quiet(epoll: &Epoll, connection: &Connection, one: &Registrati
     }
     // Another thread that makes it quiet holds this lock until the kernel knows.
     let members = connection.local.membership.lock();
+    if !one.is_of(connection, epoll.number.load(Ordering::Relaxed)) {
+        return;
+    }
     let _has = kernel_has_ours(connection, epoll, one, n);
     let _held = epoll.lock.lock_within(&members);
     if one.state() == State::Quiet {
@@ -313,6 +328,9 @@ pub(crate) fn hand_back(connection: &Connection, end: &End<'_>) {
 /// again.
 pub(crate) fn give_to_kernel(connection: &Connection) {
     let _members = connection.local.membership.lock();
+    if !are_its(connection) {
+        return;
+    }
     let mut all = true;
     each_registration(connection, |n, one| {
         if !one.is_kernels() && is_anothers(connection, one) {
@@ -437,4 +455,69 @@ pub(super) fn give_bitmap(
         bitmap: bitmap? as u32,
         bit: slot,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::epoll::instance::EPOLLS;
+    use crate::epoll::registration::allocate_registration;
+
+    use super::*;
+
+    /// A polled registration of a connection with instance `number`, for `events`.
+    fn polled(connection: &Connection, number: u32, events: u32) -> (u32, &'static Registration) {
+        let epoll = EPOLLS.get_or_map(number as usize).expect("memory");
+        epoll.number.store(number, Ordering::Relaxed);
+        let n = allocate_registration().expect("room");
+        let one = registration(n).expect("allocated");
+        let generation = &one.generation;
+        generation.store(connection.generation, Ordering::Relaxed);
+        one.epoll.store(number, Ordering::Relaxed);
+        one.set(events, 1);
+        let index = connection.index + 1;
+        one.connection.store(index, registration::LINK_RELEASE);
+        one.become_state(State::Plain);
+        epoll.link_polled(one, n);
+        let list = &connection.local.registrations;
+        list.store(n, registration::LINK_RELEASE);
+        (n, one)
+    }
+
+    /// Another thread has closed the connection after the kernel reported its registration.
+    #[test]
+    fn only_the_connection_that_was_reported_becomes_quiet() {
+        const NUMBER: u32 = 8;
+        let [reported, next] = [0, 5].map(|index| Connection {
+            index,
+            ..Connection::of_a_test(-1)
+        });
+        let (n, one) = polled(&next, NUMBER, ONESHOT);
+        become_quiet_of(&reported, NUMBER, one, n);
+        assert_eq!(one.state(), State::Polled);
+        become_quiet_of(&next, NUMBER + 1, one, n);
+        assert_eq!(one.state(), State::Polled, "of another instance");
+        become_quiet_of(&next, NUMBER, one, n);
+        assert_eq!(one.state(), State::Quiet, "it is the reason");
+    }
+
+    /// A thread gives a connection a channel, or takes it back, and loses its processor. Meanwhile
+    /// the entry becomes the next connection's.
+    #[test]
+    fn registrations_of_the_next_connection_in_an_entry_keep_their_owner() {
+        const NUMBER: u32 = 10;
+        let next = Connection {
+            generation: 1,
+            ..Connection::of_a_test(-1)
+        };
+        next.entry.generation.store(1, Ordering::Relaxed);
+        let before = Connection {
+            generation: 0,
+            ..next
+        };
+        let (_, one) = polled(&next, NUMBER, ONESHOT);
+        give_to_kernel(&before);
+        assert_eq!(one.state(), State::Polled);
+        give_to_kernel(&next);
+        assert!(one.is_kernels(), "it is the reason");
+    }
 }

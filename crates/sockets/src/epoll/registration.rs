@@ -148,6 +148,16 @@ impl Registration {
             .then_some(connection)
     }
 
+    /// True while this is a registration of `connection` with instance `epoll`. Registrations are
+    /// used again. A thread that has found one without a lock asks again under the lock that keeps
+    /// it: the connection's `membership` lock, or that instance's for one that the library answers.
+    pub(super) fn is_of(&self, connection: &Connection, epoll: u32) -> bool {
+        // Relaxed: the caller holds the lock.
+        self.connection.load(Ordering::Relaxed) == connection.index + 1
+            && self.generation.load(Ordering::Relaxed) == connection.generation
+            && self.epoll.load(Ordering::Relaxed) == epoll
+    }
+
     /// True when the process has forked since: another process may have the registration, in the
     /// same kernel instance.
     pub(super) fn is_inherited(&self) -> bool {
