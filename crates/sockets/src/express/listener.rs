@@ -342,9 +342,12 @@ pub(super) fn keep(pair: &'static Pair, queued: Queued) {
         .store(core::ptr::from_ref(pair).cast_mut(), Ordering::Relaxed);
 }
 
-/// `fd` is about to be closed, or another file is about to take its number.
+/// `fd` is about to be closed, or another file is about to take its number. Most descriptors are no
+/// listeners, and take no lock: a program that listens and closes in two threads has no order of
+/// the two.
 pub(crate) fn closing(fd: i32) {
-    if !may_act() {
+    let is_listener = Known::at(fd).is_some() || is_served(fd);
+    if !is_listener || !may_act() {
         return;
     }
     let _held = LOCK.lock();
@@ -430,4 +433,47 @@ pub(super) fn stop() {
     PAUSED_NS.store(0, Ordering::Relaxed);
     COUNT.store(0, Ordering::Relaxed);
     parked::unlisten(REGISTRATION.swap(0, Ordering::Relaxed));
+}
+
+#[cfg(test)]
+mod tests {
+    use toehold_channel::table::WaitMode;
+
+    use crate::process;
+
+    use super::*;
+
+    /// Runs `work` in a forked child that the library serves; true when it returns. A signal ends
+    /// the child if it waits for ever.
+    fn returns_in_a_child(work: impl FnOnce()) -> bool {
+        // SAFETY: the child makes system calls and uses atomics only, and is awaited below.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::alarm(10);
+                LOCK.reset();
+                process::begin(WaitMode::Adaptive);
+                process::enable();
+                crate::express::want_express(false);
+                work();
+                libc::_exit(0);
+            }
+            let mut status = 0;
+            libc::waitpid(child, &raw mut status, 0);
+            status == 0
+        }
+    }
+
+    #[test]
+    fn close_of_another_descriptor_does_not_wait_for_a_thread_that_connects() {
+        const LISTENER: i32 = 5003;
+        assert!(returns_in_a_child(|| {
+            KNOWN[0].number.store(LISTENER + 1, Ordering::Relaxed);
+            let held = LOCK.lock();
+            closing(LISTENER + 1);
+            drop(held);
+            closing(LISTENER);
+            assert!(Known::at(LISTENER).is_none());
+        }));
+    }
 }
