@@ -21,7 +21,7 @@ use crate::connection::{settings, unix};
 use crate::direction::doorbells::{self, Awaited};
 use crate::direction::{self, notifier, takeover};
 use crate::epoll::{membership, news};
-use crate::express::turns;
+use crate::express::{turns, unread_watch};
 use crate::lock::Held;
 use crate::pairing::leaving;
 use crate::system::{errno, sys};
@@ -249,6 +249,7 @@ fn go_up(connection: &Connection, end: &End<'_>, noted: &FormerReason<'_>) -> Re
         .map_err(|fault| fault_of_peer(connection, fault))?;
     if is_up {
         noted.replace(Reason::None);
+        unread_watch::went_up(connection);
     }
     Ok(())
 }

@@ -59,6 +59,10 @@ pub(crate) struct Words {
     /// Bytes that the peer's program had not read when [`super::unread_watch`] last looked, in
     /// encoded form.
     pub(super) unread: AtomicU64,
+    /// Position up to which this end had sent at that look.
+    pub(super) sent_at_look: AtomicU64,
+    /// Looks in a row that found that position unchanged.
+    pub(super) idle_looks: AtomicU32,
     /// When it became a carrier.
     pub(super) made_ns: AtomicU64,
     pub(super) parked_ns: AtomicU64,
@@ -102,6 +106,7 @@ impl Words {
             &self.next,
             &self.previous,
             &self.sudden_end,
+            &self.idle_looks,
         ] {
             word.store(0, Ordering::Relaxed);
         }
@@ -113,6 +118,7 @@ impl Words {
             &self.rx_began_at,
             &self.fruitless_at,
             &self.unread,
+            &self.sent_at_look,
             &self.made_ns,
             &self.parked_ns,
         ] {
