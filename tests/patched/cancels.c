@@ -83,12 +83,31 @@ static void end(pthread_t thread)
         abort();
 }
 
+/* Threads are cancelled in calls of the kernel. They do not keep the connection from moving. */
+static void cancel_first(void)
+{
+    char byte;
+    pthread_t thread;
+    for (long n = 0; n < 2; n++) {
+        if (pthread_create(&thread, 0, wait_in, (void *)n))
+            abort();
+        usleep(200000); /* it waits for certain */
+        if (pthread_cancel(thread))
+            abort();
+        end(thread);
+        if (read(ends[0], &byte, 1) != 1)
+            abort();
+    }
+}
+
 int main(void)
 {
     char byte;
     pthread_t thread;
-    int rounds = 0;
+    int rounds;
     connect_both();
+    cancel_first();
+    rounds = cleaned;
     warm_up();
     for (int n = 0; n < 700; n++) {
         if (pthread_create(&thread, 0, wait_in, (void *)(long)(n % 7)))

@@ -19,9 +19,7 @@ use core::ptr::null_mut;
 
 use toehold_channel::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// All accesses of the drawing above. The look at the region pairs with the look at the counts
-/// (`is_used`, `give`): at least one sees the other side's store.
-const REGION_SEQ_CST: Ordering = Ordering::SeqCst;
+use crate::calls::{Calls, Name, REGION_SEQ_CST, Seat};
 
 /// The place for a region, and counts of the threads that use it. All zeroes means that there is no
 /// region.
@@ -71,35 +69,31 @@ impl Attachment {
         (!region.is_null()).then_some((region, inside))
     }
 
-    /// Counts a call on the carrier that begins. False when there is a region; then the call is not
-    /// counted.
+    /// Counts a call on the carrier that begins. `None` when there is a region; then the call is
+    /// not counted.
     #[inline]
-    pub fn begin_host_call(&self, in_flight: &AtomicU32) -> bool {
-        in_flight.fetch_add(1, REGION_SEQ_CST);
+    pub fn begin_host_call(&self, calls: &Calls, name: Name) -> Option<Seat> {
+        let seat = calls.enter(name);
         model_fence();
         if self.region().is_null() {
-            return true;
+            return Some(seat);
         }
-        self.end_host_call(in_flight);
-        false
+        calls.leave(seat, name);
+        None
     }
 
-    /// Counts a call on the carrier that ends. A child that was forked in a signal handler returns
-    /// from a call that its parent began. The child's count is 0 then, and stays 0.
-    #[inline]
-    pub fn end_host_call(&self, in_flight: &AtomicU32) {
-        let less = |count: u32| count.checked_sub(1);
-        let _ = in_flight.fetch_update(REGION_SEQ_CST, Ordering::Relaxed, less);
-    }
-
-    /// Gives a region: calls that begin from now on see it. False while a call on the carrier is
-    /// running; then the region is not given. The caller holds the locks of both directions.
-    pub fn give(&self, region: *mut u8, in_flight: [&AtomicU32; 2]) -> bool {
+    /// Gives a region: calls that begin from now on see it. False while a call on the carrier may
+    /// be running; then the region is not given. `is_gone` is as in [`Calls::are_over`]. The caller
+    /// holds the locks of both directions.
+    pub fn give(
+        &self,
+        region: *mut u8,
+        calls: [&Calls; 2],
+        is_gone: impl Fn(Name) -> bool,
+    ) -> bool {
         self.region.store(region, REGION_SEQ_CST);
         model_fence();
-        let is_quiet = in_flight
-            .iter()
-            .all(|count| count.load(REGION_SEQ_CST) == 0);
+        let is_quiet = calls.iter().all(|calls| calls.are_over(&is_gone));
         if !is_quiet {
             self.take();
         }

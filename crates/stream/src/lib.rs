@@ -6,6 +6,7 @@
 //! adapter's relay. The crate needs no libc, no thread-local storage and no heap.
 //!
 //! - [`attachment`]: the region of a connection in one process, and its sleeping threads.
+//! - [`calls`]: the calls on the carrier that threads of one process are in.
 //! - [`end`]: one end of a channel: its rings, and the switches between carrier and ring.
 //! - [`express`]: carriers that serve several connections, one after another; the queue for
 //!   `accept`.
@@ -27,6 +28,7 @@
 #![cfg_attr(not(any(loom, test)), no_std)]
 
 pub mod attachment;
+pub mod calls;
 pub mod credit;
 pub mod end;
 pub mod ending;

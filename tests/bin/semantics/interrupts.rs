@@ -69,6 +69,10 @@ pub(crate) const CASES: &[Case] = &[
         "handler_for_one_signal_that_jumps_out_of_calls_leaves_them_usable",
         |pair| handler_jumps(pair, libc::SA_RESETHAND),
     ),
+    Case::roles(
+        "handler_that_jumps_out_of_a_receive_leaves_a_new_connection_to_move",
+        handler_jumps_at_first,
+    ),
     Case::roles("handlers_are_told_as_they_were_installed", installed),
     Case::pair("timer_storm_loses_no_byte", storm),
     Case::roles("accept_is_interrupted_without_sa_restart", accept),
@@ -660,6 +664,31 @@ fn handler_jumps(pair: &Pair, flags: i32) {
         }
         sys::close(pair.fd).value();
     }
+}
+
+extern "C" fn receive_for_ever(fd: i32) {
+    alarm(20, 0);
+    loop {
+        // The jump leaves the sleep in this call.
+        let _ = sys::recv(fd, &mut [0; 8], 0);
+    }
+}
+
+/// As [`handler_jumps`], out of a sleep, and before the connection has any traffic.
+fn handler_jumps_at_first(role: &Role) {
+    const JUMPS: u32 = 10;
+    let fd = role.meet_by_kernel();
+    if role.server() {
+        handle(jump, libc::SA_RESTART);
+        for _ in 0..JUMPS {
+            // SAFETY: the jump leaves frames that own nothing.
+            unsafe { until_jump(receive_for_ever, fd) };
+        }
+        role.say("jumps", caught());
+    }
+    role.step();
+    role.warm(fd);
+    role.say("close", sys::close(fd));
 }
 
 /// A program that asks for its signal handlers gets the handlers that it installed.

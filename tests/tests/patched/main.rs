@@ -596,13 +596,15 @@ fn threads_are_cancelled_at_any_moment() {
 }
 
 /// Threads of a program that is compiled with `options` are cancelled. None of them may be counted
-/// as a sleeper after that: its peer would ring in vain.
+/// as inside a call of the kernel after that: its connection would stay there. None of them may be
+/// counted as a sleeper: its peer would ring in vain.
 fn check_cancelled(options: &[&str]) {
     if host::require(["cc", "musl-gcc"]).is_none() {
         return;
     }
     check_in_each_and(options, "cancels.c", |toehold, compiler| {
         for connection in toehold.connections() {
+            assert!(connection.is_direct(), "{compiler}: {connection:?}");
             let rung = connection.value["doorbells_rung"].as_u64();
             // A wrong count gives one extra doorbell for each of 4000 sleeps. A right count gives a
             // few for each of the 700 threads.

@@ -8,6 +8,7 @@ use crate::express::{listener, published};
 use crate::offload::liveness::send_liveness_settings;
 use crate::process::{self, descriptors, fd_table_room, kept_bytes};
 use crate::system::{errno, faults, real, sys};
+use crate::transfer::host_call::Mark;
 use crate::waiting::kernel_waits::KernelWait;
 use crate::waiting::poll;
 use crate::waiting::poll::Survey;
@@ -138,7 +139,8 @@ pub unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int 
     }
     let survey = survey_of(list.iter().map(|one| one.fd));
     if !survey.concerns {
-        let _waits = KernelWait::begin(survey.has_connection);
+        let mark = Mark::default();
+        let _waits = KernelWait::begin(survey.has_connection, &mark);
         return unsafe { real::poll(fds, count, timeout_ms) };
     }
     poll::poll(
@@ -165,7 +167,8 @@ pub unsafe fn ppoll(
     }
     let survey = survey_of(list.iter().map(|one| one.fd));
     if !survey.concerns {
-        let _waits = KernelWait::begin(survey.has_connection);
+        let mark = Mark::default();
+        let _waits = KernelWait::begin(survey.has_connection, &mark);
         return unsafe { real::ppoll(fds, count, timeout, mask) };
     }
     let Ok(limit) = (unsafe { limit_of(timeout) }) else {
@@ -278,7 +281,8 @@ pub unsafe fn select(
             tv_sec: 0,
             tv_usec: 0,
         };
-        let _waits = KernelWait::begin(survey.has_connection);
+        let mark = Mark::default();
+        let _waits = KernelWait::begin(survey.has_connection, &mark);
         return kept_or(looked, &sets[0], || kernel(timeout), || kernel(&mut now));
     }
     let Ok(limit) = (unsafe { limit_of_select(timeout) }) else {
@@ -319,7 +323,8 @@ pub unsafe fn pselect(
         let kernel = |time: *const timespec| unsafe {
             real::pselect(count, read, write, except, time, mask)
         };
-        let _waits = KernelWait::begin(survey.has_connection);
+        let mark = Mark::default();
+        let _waits = KernelWait::begin(survey.has_connection, &mark);
         return kept_or(looked, &sets[0], || kernel(timeout), || kernel(&AT_ONCE));
     }
     let Ok(limit) = (unsafe { limit_of(timeout) }) else {

@@ -25,6 +25,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 
 use toehold_channel::table::{COMMAND_NONE, Entry, EntryState, FLAG_NONBLOCK, Reason};
 use toehold_stream::attachment::{self, Attachment};
+use toehold_stream::calls::Calls;
 use toehold_stream::end::End;
 
 use crate::connection::orderings::PIN_SEQ_CST;
@@ -57,10 +58,10 @@ pub(crate) struct Local {
     pub(crate) slab: AtomicU32,
     /// Since when the channel has been drained and refused, nanoseconds; 0 when it is not.
     pub(crate) over_since_ns: AtomicU64,
-    /// Threads of this process inside a kernel receive on the carrier while no channel is attached.
-    pub(crate) rx_in_flight: AtomicU32,
+    /// Kernel receives of this process on the carrier while no channel is attached.
+    pub(crate) rx_in_flight: Calls,
     /// As `rx_in_flight`, of sends.
-    pub(crate) tx_in_flight: AtomicU32,
+    pub(crate) tx_in_flight: Calls,
     /// Descriptors of this process that refer to it.
     pub(crate) descriptors: AtomicU32,
     /// Threads that are giving up this process's hold on a connection here. While there are any, no
@@ -127,11 +128,11 @@ impl Local {
         if self.closer.load(Ordering::Relaxed) != 0 {
             self.closer.store(0, Ordering::Relaxed);
         }
-        for count in [&self.rx_in_flight, &self.tx_in_flight, &self.leavers] {
-            // The load avoids most stores, so most of the child's pages need no copy.
-            if count.load(Ordering::Relaxed) != 0 {
-                count.store(0, Ordering::Relaxed);
-            }
+        self.rx_in_flight.forget_threads();
+        self.tx_in_flight.forget_threads();
+        // The load avoids most stores, so most of the child's pages need no copy.
+        if self.leavers.load(Ordering::Relaxed) != 0 {
+            self.leavers.store(0, Ordering::Relaxed);
         }
     }
 }

@@ -39,6 +39,7 @@ use crate::express::withheld;
 use crate::lock;
 use crate::process::{self, holders};
 use crate::system::{errno, sys};
+use crate::transfer::host_call::is_gone;
 use crate::waiting::seen_waits;
 
 /// A connection that waits for an offer checks once in this many calls on the host path whether the
@@ -293,7 +294,8 @@ fn attach(connection: &Connection) {
     }
     // From now on new calls see the region and wait for the locks. Host-path calls count themselves
     // in before they look at `region`.
-    let is_given = (local.attachment).give(region, [&local.rx_in_flight, &local.tx_in_flight]);
+    let calls = [&local.rx_in_flight, &local.tx_in_flight];
+    let is_given = (local.attachment).give(region, calls, |name| is_gone(connection.index, name));
     if is_given && entry.flags.load(PIN_SEQ_CST) & FLAG_PINNED != 0 {
         // The connection was pinned after `consider` looked. The pinning thread saw no region, so
         // it took nothing back.

@@ -18,10 +18,12 @@
 use core::sync::atomic::Ordering;
 
 use toehold_channel::table::{FLAG_INHERITED, FLAG_PINNED, Reason};
+use toehold_stream::calls::Calls;
 
 use crate::connection::Connection;
 use crate::connection::carrier::Carrier;
 use crate::system::sys;
+use crate::transfer::host_call;
 use crate::waiting::kernel_waits;
 
 /// The words that [`begin`] overwrites, for [`take_back`].
@@ -72,7 +74,8 @@ pub(crate) fn closing(connection: &Connection) {
     let is_elsewhere = entry.flags.load(Ordering::Relaxed) & (FLAG_PINNED | FLAG_INHERITED) != 0;
     let local = connection.local;
     let in_calls = [&local.rx_in_flight, &local.tx_in_flight];
-    let is_used = in_calls.iter().any(|n| n.load(Ordering::Relaxed) != 0) || kernel_waits::is_any();
+    let are_over = |calls: &&Calls| host_call::are_over(connection, calls);
+    let is_used = !in_calls.iter().all(are_over) || kernel_waits::is_any();
     if is_elsewhere || is_used {
         return;
     }

@@ -8,7 +8,7 @@ use crate::memory::{mlockall, pairs};
 use crate::process::descriptors::{self, Recipient};
 use crate::process::pair_doorbells;
 use crate::process::{self, confinement, family, holders, kept_bytes, table};
-use crate::system::{errno, faults, real};
+use crate::system::{errno, faults, real, threads};
 use crate::waiting::kernel_waits;
 use crate::{adapter, express, uring};
 
@@ -17,6 +17,7 @@ use crate::{adapter, express, uring};
 pub fn start(wait: WaitMode) {
     lifetime::start();
     process::begin(wait);
+    threads::find();
     follow_forks();
     process::enable();
 }
@@ -91,6 +92,7 @@ pub extern "C" fn after_fork_in_child() {
         return;
     }
     process::forked();
+    threads::forked();
     faults::forked();
     family::forked();
     // Threads that slept or worked on a connection exist only in the parent. This also concerns

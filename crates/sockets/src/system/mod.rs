@@ -4,6 +4,7 @@
 //! - [`errno`]: the program's `errno`;
 //! - [`faults`]: bad pointers of the program;
 //! - [`deferral`]: signal handlers do not run while their thread holds a lock of the library;
+//! - [`threads`]: the number of a thread;
 //! - [`cancellation`]: how the state of a thread is undone that is cancelled in its sleep.
 
 pub(crate) mod cancellation;
@@ -12,3 +13,4 @@ pub(crate) mod errno;
 pub mod faults;
 pub mod real;
 pub(crate) mod sys;
+pub(crate) mod threads;

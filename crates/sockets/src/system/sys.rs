@@ -564,14 +564,44 @@ pub(crate) fn kernel_can_read(address: *const u8) -> bool {
     unsafe { call!(SYS_rt_sigprocmask, NOTHING, mask, 0, 8) != -(libc::EFAULT as isize) }
 }
 
-/// False when the four bytes at `address`, which is aligned to them, are surely not `value`: they
-/// are others, or there is no memory. The kernel compares them (futex(2)), so no thread faults.
-pub(crate) fn may_hold(address: usize, value: u32) -> bool {
+/// The four bytes at an address, compared with a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compared {
+    Equal,
+    Different,
+    /// There is no memory, or this thread must not read it (pkeys(7)).
+    NoMemory,
+    /// The kernel does not compare.
+    Unknown,
+}
+
+/// Compares the four bytes at `address`, which is aligned to them, with `value`. The kernel
+/// compares them (futex(2)), so no thread faults.
+pub(crate) fn compare(address: usize, value: u32) -> Compared {
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     let at_once = timespec(0);
     // SAFETY: the kernel looks at the address and changes nothing; the time is alive.
     let result = unsafe { call!(SYS_futex, address, operation, value, &raw const at_once) };
-    result != -(libc::EAGAIN as isize) && result != -(libc::EFAULT as isize)
+    match -result as i32 {
+        0 | libc::ETIMEDOUT | libc::EINTR => Compared::Equal,
+        libc::EAGAIN => Compared::Different,
+        libc::EFAULT => Compared::NoMemory,
+        _ => Compared::Unknown,
+    }
+}
+
+/// False when the four bytes at `address` are surely not `value`: they are others, or there is no
+/// memory.
+pub(crate) fn may_hold(address: usize, value: u32) -> bool {
+    !matches!(
+        compare(address, value),
+        Compared::Different | Compared::NoMemory
+    )
+}
+
+/// True when the four bytes at `address` are surely `value`.
+pub(crate) fn holds(address: usize, value: u32) -> bool {
+    compare(address, value) == Compared::Equal
 }
 
 /// `rt_sigprocmask(2)`: sets this thread's mask.
@@ -611,6 +641,22 @@ pub(crate) fn each_byte(path: &core::ffi::CStr, mut each: impl FnMut(u8)) -> boo
 pub(crate) fn gettid() -> u32 {
     // SAFETY: it only returns a number.
     unsafe { call!(SYS_gettid) as u32 }
+}
+
+/// False when process `pid` has no thread of this number.
+pub(crate) fn thread_exists(pid: u32, thread: u32) -> bool {
+    // SAFETY: signal 0 only asks.
+    let result = unsafe { call!(SYS_tgkill, pid, thread, 0) };
+    result != -(libc::ESRCH as isize)
+}
+
+/// The address of the word that the kernel clears when this thread ends (set_tid_address(2)).
+pub(crate) fn cleared_at_end() -> Option<usize> {
+    const PR_GET_TID_ADDRESS: i32 = 40;
+    let mut word = 0usize;
+    // SAFETY: `word` is writable.
+    let result = unsafe { call!(SYS_prctl, PR_GET_TID_ADDRESS, &raw mut word) };
+    (result == 0 && word != 0 && word.is_multiple_of(4)).then_some(word)
 }
 
 /// The name of this thread, NUL-terminated where it is shorter.

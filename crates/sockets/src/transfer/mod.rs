@@ -7,11 +7,13 @@
 //! - [`peek`], [`peek_offset`]: looking at bytes without taking them;
 //! - [`buffers`], [`control_messages`]: the program's `iovec`s and control messages;
 //! - [`spinning`]: looking for news before a blocking call sleeps;
+//! - [`host_call`]: a call on the carrier, as the connection counts it;
 //! - [`kernel_call`]: a system call in the middle of a program's call.
 
 pub(crate) mod buffers;
 pub(crate) mod control_messages;
 pub(crate) mod fast_path;
+pub(crate) mod host_call;
 pub(crate) mod kernel_call;
 pub(crate) mod peek;
 pub(crate) mod peek_offset;

@@ -19,6 +19,7 @@ use crate::pairing::leaving;
 use crate::process::kept_bytes;
 use crate::system::{errno, faults, real, sys};
 use crate::transfer::control_messages::Control;
+use crate::transfer::host_call::Mark;
 use crate::transfer::kernel_call::by_kernel;
 use crate::transfer::receive::receive_message;
 use crate::transfer::send::{self, Step, begin_host_send, finish_host_send, transmit_more};
@@ -62,9 +63,10 @@ pub(crate) unsafe fn sendfile(
     count: usize,
     kernel: impl Fn(i32) -> isize,
 ) -> isize {
-    if begin_host_send(connection).is_some() {
+    let mark = Mark::default();
+    if let Some(counted) = begin_host_send(connection, &mark) {
         let result = kernel(connection.fd);
-        finish_host_send(connection, result);
+        finish_host_send(connection, counted, result);
         return result;
     }
     if count > isize::MAX as usize {
@@ -153,9 +155,10 @@ pub(crate) fn splice_in(
 ) -> isize {
     let mut has_begun = false;
     loop {
-        if begin_host_send(connection).is_some() {
+        let mark = Mark::default();
+        if let Some(counted) = begin_host_send(connection, &mark) {
             let result = by_kernel(connection, has_begun, &kernel);
-            finish_host_send(connection, result);
+            finish_host_send(connection, counted, result);
             return endings::correct(connection, result, endings::send_error);
         }
         if !is_splice(pipe, len, flags) {

@@ -94,7 +94,7 @@ fn is_waited_for_in_calls(connection: &Connection) -> bool {
     let entry = connection.entry;
     let is_in_calls = entry.rx_carrier.load(Ordering::Relaxed) != 0
         || entry.tx_carrier.load(Ordering::Relaxed) >= SENT_WITHOUT_ANSWER
-        || connection.local.rx_in_flight.load(Ordering::Relaxed) != 0;
+        || !connection.local.rx_in_flight.are_none();
     is_in_calls && !sys::is_nonblocking(connection.fd)
 }
 

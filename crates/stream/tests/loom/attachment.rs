@@ -11,10 +11,13 @@ use super::explore;
 use loom::cell::UnsafeCell;
 use toehold_channel::sync::{AtomicU32, Ordering, spin_hint};
 use toehold_stream::attachment::{Attachment, Sleepers};
+use toehold_stream::calls::{Calls, Name};
 
 struct Process {
     attachment: Attachment,
-    in_flight: [AtomicU32; 2],
+    calls: [Calls; 2],
+    /// The marks in the frames of two threads: 1 while a call is there.
+    marks: [AtomicU32; 2],
     /// Calls on the carrier change this value; the thread that gives a region reads it.
     counted: UnsafeCell<u32>,
     /// Threads inside the region change this value; the thread that has taken the region frees it.
@@ -30,7 +33,8 @@ impl Process {
     fn new() -> Arc<Process> {
         Arc::new(Process {
             attachment: Attachment::default(),
-            in_flight: [AtomicU32::new(0), AtomicU32::new(0)],
+            calls: Default::default(),
+            marks: [AtomicU32::new(0), AtomicU32::new(0)],
             counted: UnsafeCell::new(0),
             memory: UnsafeCell::new(0),
         })
@@ -40,16 +44,43 @@ impl Process {
         (&raw const self.memory).cast_mut().cast()
     }
 
+    /// Makes a call of thread `of`, if there is no region. True when there was no region.
+    fn call_by(&self, of: usize, direction: usize, moves: impl FnOnce()) -> bool {
+        let (calls, name) = (&self.calls[direction], Process::name(of));
+        self.marks[of].store(1, Ordering::Relaxed);
+        let seat = self.attachment.begin_host_call(calls, name);
+        if let Some(seat) = seat {
+            moves();
+            calls.leave(seat, name);
+        }
+        // Release pairs with the Acquire load in `attach`.
+        self.marks[of].store(0, Ordering::Release);
+        seat.is_some()
+    }
+
+    fn name(of: usize) -> Name {
+        Name {
+            mark: 8 * (of as u64 + 1),
+            thread: 0,
+        }
+    }
+
     /// A call that moves a byte on the carrier, if there is no region. True when there was no
     /// region.
     fn call(&self, direction: usize) -> bool {
-        let is_hosts = self.attachment.begin_host_call(&self.in_flight[direction]);
-        if is_hosts {
+        self.call_by(direction, direction, || {
             // SAFETY: loom checks it.
             self.counted.with_mut(|count| unsafe { *count += 1 });
-            self.attachment.end_host_call(&self.in_flight[direction]);
-        }
-        is_hosts
+        })
+    }
+
+    /// A thread jumps out of a call, if there is no region, and other code uses the memory.
+    fn left(&self, direction: usize) {
+        self.marks[direction].store(1, Ordering::Relaxed);
+        let calls = &self.calls[direction];
+        let name = Process::name(direction);
+        let _ = self.attachment.begin_host_call(calls, name);
+        self.marks[direction].store(0, Ordering::Relaxed);
     }
 
     fn counted(&self) -> u32 {
@@ -58,8 +89,11 @@ impl Process {
     }
 
     fn attach(&self) -> bool {
-        let [rx, tx] = &self.in_flight;
-        self.attachment.give(self.region(), [rx, tx])
+        let [rx, tx] = &self.calls;
+        self.attachment.give(self.region(), [rx, tx], |name| {
+            // Acquire pairs with the Release store in `call_by`.
+            self.marks[name.mark as usize / 8 - 1].load(Ordering::Acquire) == 0
+        })
     }
 
     /// A thread works in the region, if there is a region.
@@ -124,12 +158,52 @@ fn region_is_given_when_the_calls_of_both_directions_are_over() {
 impl Process {
     /// A call that finds no byte to move.
     fn in_flight_only(&self, direction: usize) -> bool {
-        let is_hosts = self.attachment.begin_host_call(&self.in_flight[direction]);
-        if is_hosts {
-            self.attachment.end_host_call(&self.in_flight[direction]);
-        }
-        is_hosts
+        self.call_by(direction, direction, || {})
     }
+}
+
+#[test]
+fn call_that_was_left_is_counted_out_and_the_next_one_in_its_frame_is_not() {
+    explore(3, || {
+        let process = Process::new();
+        let other = process.clone();
+        let thread = loom::thread::spawn(move || {
+            other.left(1);
+            other.call(1)
+        });
+        let attached = process.attach();
+        let counted = if attached { process.counted() } else { 0 };
+        let was_hosts = thread.join().unwrap();
+        if attached {
+            assert_eq!(counted, u32::from(was_hosts));
+        } else {
+            assert!(process.attach(), "no call runs any more");
+        }
+    });
+}
+
+#[test]
+fn place_of_a_call_that_was_left_is_taken_by_one_call() {
+    explore(3, || {
+        let process = Process::new();
+        process.left(1);
+        let other = process.clone();
+        let thread = loom::thread::spawn(move || {
+            // In a frame of its own, with the place or beside it.
+            other.call_by(0, 1, || {
+                // SAFETY: loom checks it.
+                other.counted.with_mut(|count| unsafe { *count += 1 });
+            })
+        });
+        let attached = process.attach();
+        let counted = if attached { process.counted() } else { 0 };
+        let was_hosts = thread.join().unwrap();
+        if attached {
+            assert_eq!(counted, u32::from(was_hosts));
+        } else {
+            assert!(process.attach(), "no call runs any more");
+        }
+    });
 }
 
 #[test]

@@ -24,6 +24,7 @@ use crate::offload::{awaiting, endings};
 use crate::pairing::{self, leaving};
 use crate::system::{errno, sys};
 use crate::transfer::control_messages::Control;
+use crate::transfer::host_call::{Counted, Mark};
 use crate::transfer::kernel_call::by_kernel;
 use crate::transfer::receive::waiting::{Waits, arm_for_unknown_wait, wait_for_bytes};
 use crate::transfer::{buffers, peek, peek_offset};
@@ -93,17 +94,18 @@ pub(crate) unsafe fn receive_message(
     let mut has_begun = has_begun;
     loop {
         let flags = Kind::of(connection).receive_flags(flags);
-        match begin_host_receive(connection, flags, &mut has_begun) {
+        let mark = Mark::default();
+        match begin_host_receive(connection, flags, &mut has_begun, &mark) {
             Err(error) => return errno::result(Err(error)),
-            Ok(true) => {
+            Ok(Some(counted)) => {
                 let result = by_kernel(connection, has_begun, &kernel);
-                finish_host_receive(connection, result, flags);
+                finish_host_receive(connection, counted, result, flags);
                 return endings::correct(connection, result, endings::receive_error);
             }
-            Ok(false) if flags & libc::MSG_ERRQUEUE != 0 => {
+            Ok(None) if flags & libc::MSG_ERRQUEUE != 0 => {
                 return by_kernel(connection, has_begun, &kernel);
             }
-            Ok(false) => {}
+            Ok(None) => {}
         }
         if flags & libc::MSG_PEEK != 0 {
             // SAFETY: the caller's promise.
@@ -130,20 +132,21 @@ pub(crate) unsafe fn receive_message(
     }
 }
 
-/// Counts a kernel receive on the host path that begins. False when the connection has a channel,
+/// Counts a kernel receive on the host path that begins. `None` when the connection has a channel,
 /// which must be used instead. `has_begun` is set when the call has slept.
 ///
 /// # Errors
 /// The errno with which the program's call fails.
 #[inline]
-fn begin_host_receive(
+fn begin_host_receive<'a>(
     connection: &Connection,
     flags: i32,
     has_begun: &mut bool,
-) -> Result<bool, i32> {
+    mark: &'a Mark,
+) -> Result<Option<Counted<'a>>, i32> {
     let (entry, local) = (connection.entry, connection.local);
     if local.attachment.has_region() {
-        return Ok(false);
+        return Ok(None);
     }
     send_liveness_settings();
     if offers::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
@@ -152,22 +155,20 @@ fn begin_host_receive(
     if entry.flags.load(Ordering::Relaxed) & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
         *has_begun |= awaiting::before_transfer(connection, flags)?;
     }
-    // Either `pairing::attach` sees our count, or we see its region.
-    Ok(local.attachment.begin_host_call(&local.rx_in_flight))
+    Ok(Counted::begin(connection, &local.rx_in_flight, mark))
 }
 
 /// Counts out a kernel receive that [`begin_host_receive`] has counted.
 #[inline]
-fn finish_host_receive(connection: &Connection, result: isize, flags: i32) {
+fn finish_host_receive(connection: &Connection, counted: Counted<'_>, result: isize, flags: i32) {
     let entry = connection.entry;
     // The connection may have been closed during the call.
     let is_its = result > 0 && connection.is_current();
     if is_its && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
         entry.rx_carrier.fetch_add(result as u64, Ordering::Relaxed);
     }
-    let local = connection.local;
-    local.attachment.end_host_call(&local.rx_in_flight);
-    seen_waits::after_call(local, result);
+    counted.end();
+    seen_waits::after_call(connection.local, result);
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         connection.pin(Reason::Unsupported);
     } else if is_its {

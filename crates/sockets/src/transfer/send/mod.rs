@@ -28,6 +28,7 @@ use crate::pairing::{self, leaving};
 use crate::system::deferral::{self, Handlers};
 use crate::system::{errno, sys};
 use crate::transfer::buffers;
+use crate::transfer::host_call::{Counted, Mark};
 use crate::transfer::kernel_call::by_kernel;
 use crate::waiting::seen_waits;
 use crate::waiting::sleep::{self, Deadline};
@@ -104,10 +105,11 @@ pub(crate) unsafe fn transmit_message(
                 Err(error) => return errno::result(Err(error)),
             }
         }
-        if begin_host_send(connection).is_some() {
+        let mark = Mark::default();
+        if let Some(counted) = begin_host_send(connection, &mark) {
             let result = by_kernel(connection, has_begun, &kernel);
             seen_waits::after_call(connection.local, result);
-            finish_host_send(connection, result);
+            finish_host_send(connection, counted, result);
             if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN) != 0 {
                 stay_on_carrier(connection, flags);
             }
@@ -172,7 +174,7 @@ fn stay_on_carrier(connection: &Connection, flags: i32) {
 /// Counts a kernel send on the host path that begins. `None` when the connection has a channel,
 /// which must be used instead.
 #[inline]
-pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
+pub(crate) fn begin_host_send<'a>(connection: &Connection, mark: &'a Mark) -> Option<Counted<'a>> {
     let local = connection.local;
     if local.attachment.has_region() {
         return None;
@@ -181,21 +183,19 @@ pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
     if offers::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
         errno::keep(|| pairing::consider(connection));
     }
-    // `pairing::attach` sees our count, or we see its region.
-    (local.attachment.begin_host_call(&local.tx_in_flight)).then_some(())
+    Counted::begin(connection, &local.tx_in_flight, mark)
 }
 
 /// Counts out a kernel send that [`begin_host_send`] has counted.
 #[inline]
-pub(crate) fn finish_host_send(connection: &Connection, result: isize) {
+pub(crate) fn finish_host_send(connection: &Connection, counted: Counted<'_>, result: isize) {
     let entry = connection.entry;
     // The connection may have been closed under the call.
     let is_its = result > 0 && connection.is_current();
     if is_its {
         entry.tx_carrier.fetch_add(result as u64, Ordering::Relaxed);
     }
-    let local = connection.local;
-    local.attachment.end_host_call(&local.tx_in_flight);
+    counted.end();
     if is_its {
         pairing::after_host_call(connection, result as u64);
     }
