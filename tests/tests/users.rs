@@ -398,6 +398,42 @@ fn short_connections_of_two_users_go_by_used_carriers() {
     assert!(held, "{outputs}\n{}", host.status());
 }
 
+/// The sum of a count over the connections in a status.
+fn sum_of(status: &Value, name: &str) -> u64 {
+    match status {
+        Value::Array(all) => all.iter().map(|one| sum_of(one, name)).sum(),
+        Value::Object(all) => {
+            let own = all.get(name).and_then(Value::as_u64).unwrap_or(0);
+            own + all.values().map(|one| sum_of(one, name)).sum::<u64>()
+        }
+        _ => 0,
+    }
+}
+
+/// Both programs always sleep, so each message needs a doorbell.
+#[test]
+fn two_users_that_sleep_are_woken_by_the_pairs_doorbell() {
+    let Some(host) = System::start(Path::new(PROGRAM)) else {
+        return;
+    };
+    let address = format!("127.0.0.1:{}", host::free_port());
+    let command = host.command().to_string_lossy().into_owned();
+    let start = |user: u32, words: &[&str]| {
+        let options = ["run", "--wait", "event", "--", &command, "lab"];
+        let command = host.toehold_as(user, &[&options, words].concat());
+        Running::start(command, words[0], host.scratch())
+    };
+    let server = start(SERVER, &["server", "--listen", &address]);
+    let listens = wait_until(TIME_LIMIT, || server.stderr().contains("listening"));
+    assert!(listens, "{}", server.outputs());
+    let client = start(CLIENT, &["client", &address, "--seconds", "600"]);
+    let held = wait_until(TIME_LIMIT, || {
+        sum_of(&host.status(), "doorbells_by_pair") > 100
+    });
+    let outputs = server.outputs() + &client.outputs();
+    assert!(held, "{outputs}\n{}", host.status());
+}
+
 /// A carrier leads to the process that had the listener's address when the carrier was made. That
 /// process belongs to another user, so a carrier is used only while that listener still exists.
 #[test]

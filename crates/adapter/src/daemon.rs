@@ -14,6 +14,7 @@ mod budgets;
 mod calls;
 mod connection;
 mod connections;
+mod doorbells;
 mod family;
 mod foreign;
 mod introductions;
@@ -330,6 +331,7 @@ pub struct Daemon {
     pressure: Pressure,
     observation: Observation,
     budgets: Budgets,
+    doorbell_quotas: doorbells::Quotas,
     idle_since: Instant,
     /// Earliest next look at how active the channels are.
     sample_due: Option<Instant>,
@@ -413,6 +415,7 @@ impl Daemon {
             pressure: Pressure::default(),
             observation,
             budgets: Budgets::default(),
+            doorbell_quotas: doorbells::Quotas::default(),
             idle_since: Instant::now(),
             sample_due: None,
             sample_next: None,

@@ -97,6 +97,12 @@ impl AsFd for Epoll {
     }
 }
 
+impl From<Epoll> for OwnedFd {
+    fn from(epoll: Epoll) -> OwnedFd {
+        epoll.epoll
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -63,25 +64,34 @@ fn two_users_are_introduced_to_each_other() {
     assert_ne!(one.message.side, other.message.side);
 }
 
-/// Both processes of a pair have the file of each doorbell. One of them could make the other's
-/// `write` to it wait (`F_SETFL`, and a full count).
+/// `O_NONBLOCK` and the count belong to the file of an `eventfd`. A process with the file that its
+/// peer rings could make the peer's `write` wait.
 #[test]
-fn two_users_have_no_doorbells_in_common() {
+fn a_process_cannot_reach_what_its_peer_rings() {
     let Some((scratch, _adapter)) = start() else {
         return;
     };
     let (server, client) = (library(&scratch, SERVER), library(&scratch, CLIENT));
     as_user(SERVER, || server.pair(true, 85, 5005));
     as_user(CLIENT, || client.pair(false, 5005, 85));
-    assert!(server.offer().doorbells.is_none());
-    assert!(client.offer().doorbells.is_none());
-    let second = library(&scratch, SERVER);
-    as_user(SERVER, || {
-        server.pair(true, 86, 5006);
-        second.pair(false, 5006, 86);
-    });
-    assert!(server.offer().doorbells.is_some());
-    assert!(second.offer().doorbells.is_some());
+    let [own, _] = server.offer().doorbells.expect("a new pair");
+    let [_, rung_by_client] = client.offer().doorbells.expect("a new pair");
+    let flags = |file: &File, command, flags: libc::c_int| {
+        // SAFETY: plain system call on a descriptor of ours.
+        unsafe { libc::fcntl(file.as_raw_fd(), command, flags) }
+    };
+    assert_eq!(flags(&own, libc::F_SETFL, 0), 0);
+    let written = (&mut &own).write(&(u64::MAX - 1).to_ne_bytes());
+    assert!(written.is_err(), "it is no eventfd");
+    assert_ne!(
+        flags(&rung_by_client, libc::F_GETFL, 0) & libc::O_NONBLOCK,
+        0
+    );
+    for _ in 0..2 {
+        (&mut &rung_by_client)
+            .write_all(&1u64.to_ne_bytes())
+            .expect("room");
+    }
 }
 
 #[test]

@@ -95,8 +95,9 @@ pub const PAIR_ATTACHED: u32 = 2;
 /// addresses between them. For ends of two users see [`Message::listener`].
 pub const SAME_USER: u32 = 4;
 
-/// In `attached`: the pair's doorbells ([`crate::doorbell::Doorbell::Pair`]), two `eventfd`s: the
-/// one that wakes the receiver of the message, then the one that wakes its peer.
+/// In `attached`: the pair's doorbells ([`crate::doorbell::Doorbell::Pair`]): an epoll instance
+/// that watches the `eventfd` of the message's receiver, then the `eventfd` of its peer. Each
+/// `eventfd` wakes the process that it is named after.
 pub const DOORBELLS_ATTACHED: u32 = 8;
 /// The most descriptors beside a message: those of an offer.
 pub const DESCRIPTORS_MAX: usize = 4;

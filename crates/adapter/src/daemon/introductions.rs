@@ -4,16 +4,16 @@
 use super::Daemon;
 use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
+use super::doorbells::Doorbell;
 use crate::diag::Diag;
 use crate::pressure::Sampled;
 use crate::proc;
 use crate::proof::{self, Proved};
-use crate::regions::{Memory, SharedFd};
+use crate::regions::Memory;
 use crate::registry::{
     Address, Ask, ChannelId, ClientId, End, Ended, Introduction, Match, Outcome, PairId, Tuple,
 };
 use crate::tables::Tables;
-use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -365,21 +365,15 @@ impl Daemon {
         // A carrier that goes through address translation, or between namespaces, is one that rules
         // of the kernel's have a say in, for each connection anew.
         let is_plain = self.registry.translated(ends[0]).is_none();
-        let are_one_users = uids[0].is_some() && uids[0] == uids[1];
-        let is_one_user = is_plain && are_one_users;
+        let is_one_user = is_plain && uids[0].is_some() && uids[0] == uids[1];
         // One end has accepted the connection.
         let listener = ends.iter().map(|&end| self.registry.listener(end)).max();
         let listener = listener.filter(|_| is_plain).unwrap_or(0);
-        let doorbells = are_one_users
-            .then(|| self.doorbells_for(matched, ends))
-            .flatten();
+        let doorbells = self.doorbells_for(matched, ends, uids);
         for (side, introduction) in matched.sides.iter().enumerate() {
             let mut offer = offer_of(matched, side as u32, introduction, memory);
-            if let Some([first, second]) = &doorbells {
-                let own_and_peers = match side {
-                    0 => [first, second],
-                    _ => [second, first],
-                };
+            if let Some(doorbells) = &doorbells {
+                let own_and_peers = [&doorbells[side].heard, &doorbells[1 - side].rung];
                 offer.message.attached |= DOORBELLS_ATTACHED;
                 offer.descriptors.extend(own_and_peers.map(Clone::clone));
             }
@@ -394,20 +388,23 @@ impl Daemon {
         }
     }
 
-    /// The doorbells of a new pair of one user's processes, by side. Both processes have the file
-    /// of each doorbell: either can clear its `O_NONBLOCK` and fill its count, and then the other
-    /// waits in its next `write`. A process may stop its own user's processes in any case.
-    ///
-    /// Only the two processes keep them: a program that replaces itself does without. The engine
-    /// looks at its rings by itself, and a process needs no doorbell to wake itself. Without free
-    /// descriptors there are none, and carriers are rung.
-    fn doorbells_for(&self, matched: &Match, ends: [End; 2]) -> Option<[SharedFd; 2]> {
+    /// The doorbells of a new pair, by side. Only the two processes keep them: a program that
+    /// replaces itself does without. The engine looks at its rings by itself, and a process needs
+    /// no doorbell to wake itself. Without free descriptors there are none, and carriers are rung.
+    fn doorbells_for(
+        &mut self,
+        matched: &Match,
+        ends: [End; 2],
+        uids: [Option<u32>; 2],
+    ) -> Option<[Doorbell; 2]> {
         if !matched.sides.iter().all(|side| side.pair_attached) || self.is_engines(ends) {
             return None;
         }
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let make = || eventfd(0, flags).ok().map(SharedFd::new);
-        Some([make()?, make()?])
+        let now = Instant::now();
+        for uid in uids {
+            self.doorbell_quotas.take(uid?, now).then_some(())?;
+        }
+        Some([Doorbell::new().ok()?, Doorbell::new().ok()?])
     }
 
     /// Under pressure, has the least active channels give up their regions. A program that sleeps

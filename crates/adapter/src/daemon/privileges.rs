@@ -208,6 +208,7 @@ const X32_BIT: u32 = 0x4000_0000;
 const CALLS: &[libc::c_long] = &[
     // Clients.
     libc::SYS_epoll_pwait,
+    libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_accept4,
     libc::SYS_recvmsg,

@@ -40,7 +40,7 @@ fn ring_pair(connection: &Connection, doorbell: Doorbell) -> bool {
     let pair = connection.local.pair.load(Ordering::Relaxed);
     // SAFETY: as in `due`.
     let pair = unsafe { pair.as_ref() };
-    let is_rung = doorbell == Doorbell::Pair && pair.is_some_and(|pair| pair.doorbell.ring());
+    let is_rung = doorbell == Doorbell::Pair && pair.is_some_and(|pair| pair.doorbells.ring());
     if is_rung {
         let rung = &connection.entry.pair_doorbells;
         rung.fetch_add(1, Ordering::Relaxed);

@@ -7,7 +7,7 @@
 
 use core::ptr::NonNull;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use toehold_freestanding::fd::{BorrowedFd, OwnedFd};
 use toehold_freestanding::memory;
 
@@ -19,7 +19,7 @@ use toehold_channel::memfd;
 use toehold_channel::table::LAYOUT_VERSION;
 use toehold_stream::express::{Popper, Pusher};
 
-use crate::process::pair_doorbells::{self, PeersDoorbell};
+use crate::process::pair_doorbells::{self, PairDoorbells};
 
 /// Two processes and the ready bitmaps between them, as this process maps them. A pair is kept as
 /// long as a channel uses it.
@@ -47,10 +47,7 @@ pub(crate) struct Pair {
     popped: AtomicU32,
     /// See [`Pair::may_call`].
     called: AtomicU64,
-    /// Wakes the peer.
-    pub(crate) doorbell: PeersDoorbell,
-    /// Whether the peer's doorbell wakes this process.
-    has_doorbell: AtomicBool,
+    pub(crate) doorbells: PairDoorbells,
 }
 
 /// The most doorbells for one request of the adapter that both processes have to follow. One is
@@ -94,22 +91,20 @@ impl Pair {
     /// Takes the doorbells of the pair: `own` wakes this process, and `peers` its peer. The caller
     /// holds the adapter's lock.
     pub(crate) fn take_doorbells(&self, own: OwnedFd, peers: OwnedFd) {
-        let is_heard = pair_doorbells::listen_to(own.as_fd());
-        self.has_doorbell.store(is_heard, Ordering::Relaxed);
         if !pair_doorbells::has_room() {
             // A peer that has ended, perhaps. If not, its carriers are rung.
             let is_idle = |pair: &Pair| pair.channels.load(Ordering::Relaxed) == 0;
-            if let Some(idle) = known().find(|&pair| is_idle(pair) && pair.doorbell.is_kept()) {
-                idle.doorbell.close();
+            if let Some(idle) = known().find(|&pair| is_idle(pair) && pair.doorbells.is_kept()) {
+                idle.doorbells.close();
             }
         }
-        self.doorbell.keep(peers);
+        self.doorbells.keep(own, peers);
     }
 
     /// True when the peer can wake this process by the pair's doorbell.
     #[inline]
     pub(crate) fn has_doorbell(&self) -> bool {
-        self.has_doorbell.load(Ordering::Relaxed)
+        self.doorbells.is_heard()
     }
 
     /// The registration for a bit of our ready bitmaps.
@@ -211,13 +206,13 @@ pub(crate) fn mapped() -> impl Iterator<Item = (usize, usize)> {
 
 /// The library's descriptor `from` is `to` now; negative when it is gone.
 pub(crate) fn doorbell_moved(from: i32, to: i32) {
-    known().for_each(|pair| pair.doorbell.moved(from, to));
+    known().for_each(|pair| pair.doorbells.moved(from, to));
 }
 
 /// This process is a child: the doorbells of these pairs wake its parent. Uses no allocation and no
 /// lock.
 pub(crate) fn forked() {
-    known().for_each(|pair| pair.has_doorbell.store(false, Ordering::Relaxed));
+    known().for_each(|pair| pair.doorbells.stop_listening());
 }
 
 /// The pairs that were mapped so far.
@@ -298,7 +293,7 @@ fn adopt_pair(
     unsafe {
         if !(*pair).base.is_null() {
             forget(&*pair);
-            (*pair).doorbell.close();
+            (*pair).doorbells.close();
             memfd::unmap(NonNull::new_unchecked((*pair).base), PAIR_BYTES);
             memfd::unmap(
                 NonNull::new_unchecked((*pair).registrations.cast()),
@@ -318,8 +313,7 @@ fn adopt_pair(
             pushed: AtomicU32::new(0),
             popped: AtomicU32::new(0),
             called: AtomicU64::new(0),
-            doorbell: PeersDoorbell::none(),
-            has_doorbell: AtomicBool::new(false),
+            doorbells: PairDoorbells::none(),
         });
         Some(&*pair)
     }
@@ -348,22 +342,23 @@ pub(crate) mod tests {
     #[test]
     fn doorbell_of_a_new_peer_replaces_that_of_an_idle_one() {
         use crate::process::pair_doorbells::PEERS_MAX;
-        use crate::process::pair_doorbells::tests::{eventfd, turn};
+        use crate::process::pair_doorbells::tests::{doorbell, turn};
 
         let _turn = turn();
         let made = |id: u32| {
             let pair = pair_with_file(1000 + u64::from(id)).expect("memory");
-            pair.take_doorbells(eventfd(), eventfd());
+            let (own, peers) = doorbell();
+            pair.take_doorbells(own, peers);
             pair
         };
         let first: Vec<&Pair> = (0..PEERS_MAX).map(made).collect();
-        assert!(first.iter().all(|pair| pair.doorbell.ring()));
-        assert!(!made(PEERS_MAX).doorbell.is_kept(), "all are in use");
+        assert!(first.iter().all(|pair| pair.doorbells.ring()));
+        assert!(!made(PEERS_MAX).doorbells.is_kept(), "all are in use");
         first[3].channels.store(0, Ordering::Relaxed);
         let last = made(PEERS_MAX + 1);
-        assert!(last.doorbell.ring() && !first[3].doorbell.ring());
+        assert!(last.doorbells.ring() && !first[3].doorbells.ring());
         for pair in first.into_iter().chain([last]) {
-            pair.doorbell.close();
+            pair.doorbells.close();
         }
     }
 

@@ -1,14 +1,15 @@
 //! The doorbells that wake this process by pairs ([`toehold_channel::doorbell::Doorbell::Pair`]).
 //!
 //! ```text
-//!   peer 1 ── eventfd ──┐
-//!   peer 2 ── eventfd ──┼──► instance of the library's own ──► one sleeping thread
-//!   peer 3 ── eventfd ──┘
+//!   peer 1 ── eventfd ──► adapter's instance ──┐
+//!   peer 2 ── eventfd ──► adapter's instance ──┼──► library's instance ──► one sleeping thread
+//!   peer 3 ── eventfd ──► adapter's instance ──┘
 //! ```
 //!
-//! An `eventfd` belongs to one pair of processes, so a hostile peer can fill, drain or change only
-//! its own. The kernel's registration is edge-triggered: nobody reads an `eventfd`, and its file
-//! lives as long as the peer keeps it. So it takes no descriptor of this process.
+//! Each peer has an `eventfd` of its own, and this process has only an epoll instance that watches
+//! it. So neither can reach what the other writes to: a hostile process cannot make the write wait
+//! (`O_NONBLOCK` and the count belong to the file). All registrations are edge-triggered: nobody
+//! reads an `eventfd`.
 //!
 //! The doorbells of all pairs wake one thread at a time, which has *claimed* them. It looks at all
 //! of its members after it has taken the events, so events that were for an earlier sleeper do no
@@ -40,11 +41,17 @@ static SLEEPS_ON: AtomicU32 = AtomicU32::new(0);
 static LEFT_BEHIND: AtomicI32 = AtomicI32::new(0);
 /// Peers whose doorbells this process may ring.
 static RUNG: AtomicU32 = AtomicU32::new(0);
+/// Peers whose doorbells wake this process.
+static HEARD: AtomicU32 = AtomicU32::new(0);
 /// Rises with each doorbell for nothing and falls with each sleep.
 static IN_VAIN: AtomicU32 = AtomicU32::new(0);
 
-/// Each peer takes a descriptor here; the others are rung by their carriers.
+/// Each peer that this process rings takes a descriptor; the others are rung by their carriers.
 pub(crate) const PEERS_MAX: u32 = 64;
+/// Each peer that rings this process takes another. A server may have many clients, so these are as
+/// many as a part of the limit of descriptors, at most so many.
+const HEARD_MAX: usize = 1024;
+const HEARD_PARTS: usize = 16;
 /// With fewer numbers than this, all of them are the program's.
 const DESCRIPTOR_LIMIT_MIN: usize = 256;
 /// A doorbell may come for nothing once in so many sleeps.
@@ -52,9 +59,9 @@ const VAIN_WEIGHT: u32 = 16;
 /// More doorbells for nothing than this: a peer rings without need.
 const VAIN_MAX: u32 = 1000;
 
-/// Lets `own` wake this process from now on. False when that cannot be. The caller holds the
+/// Lets `own` wake this process until it is closed. False when that cannot be. The caller holds the
 /// adapter's lock.
-pub(crate) fn listen_to(own: BorrowedFd<'_>) -> bool {
+fn listen_to(own: BorrowedFd<'_>) -> bool {
     let Some(instance) = instance_or_new() else {
         return false;
     };
@@ -78,48 +85,89 @@ fn may_have_descriptors() -> bool {
     descriptors::descriptor_limit() >= DESCRIPTOR_LIMIT_MIN
 }
 
-/// Whether this process may keep the doorbell of one more peer.
+/// Whether this process may keep both doorbells of one more pair.
 pub(crate) fn has_room() -> bool {
+    may_ring_more() && may_hear_more()
+}
+
+fn may_ring_more() -> bool {
     RUNG.load(Ordering::Relaxed) < PEERS_MAX
 }
 
-/// A peer's doorbell, in this process. 0 stands for none.
-pub(crate) struct PeersDoorbell(AtomicI32);
+fn may_hear_more() -> bool {
+    let most = (descriptors::descriptor_limit() / HEARD_PARTS).min(HEARD_MAX);
+    (HEARD.load(Ordering::Relaxed) as usize) < most
+}
 
-impl PeersDoorbell {
+/// The two doorbells of a pair, in this process. 0 stands for none.
+pub(crate) struct PairDoorbells {
+    /// An epoll instance, which is ready when the peer has rung.
+    own: AtomicI32,
+    /// An `eventfd` that wakes the peer.
+    peers: AtomicI32,
+}
+
+impl PairDoorbells {
     /// None yet.
-    pub(crate) const fn none() -> PeersDoorbell {
-        PeersDoorbell(AtomicI32::new(0))
+    pub(crate) const fn none() -> PairDoorbells {
+        PairDoorbells {
+            own: AtomicI32::new(0),
+            peers: AtomicI32::new(0),
+        }
     }
 
-    /// Whether there is one.
+    /// Whether this process can wake the peer.
     pub(crate) fn is_kept(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > 0
+        self.peers.load(Ordering::Relaxed) > 0
     }
 
-    /// Keeps `file`, unless this process has enough of them. The caller holds the adapter's lock.
-    pub(crate) fn keep(&self, file: OwnedFd) {
-        if !has_room() || !may_have_descriptors() {
+    /// Whether the peer can wake this process.
+    #[inline]
+    pub(crate) fn is_heard(&self) -> bool {
+        self.own.load(Ordering::Relaxed) > 0
+    }
+
+    /// Keeps each of them, unless this process has enough such doorbells. The caller holds the
+    /// adapter's lock.
+    pub(crate) fn keep(&self, own: OwnedFd, peers: OwnedFd) {
+        if !may_have_descriptors() {
             return;
         }
-        RUNG.fetch_add(1, Ordering::Relaxed);
-        self.0
-            .store(descriptors::own(file.into_raw_fd()), Ordering::Relaxed);
+        if may_hear_more() && listen_to(own.as_fd()) {
+            HEARD.fetch_add(1, Ordering::Relaxed);
+            let own = descriptors::own(own.into_raw_fd());
+            self.own.store(own, Ordering::Relaxed);
+        }
+        if may_ring_more() {
+            RUNG.fetch_add(1, Ordering::Relaxed);
+            let peers = descriptors::own(peers.into_raw_fd());
+            self.peers.store(peers, Ordering::Relaxed);
+        }
     }
 
     /// Wakes the peer. False when its carrier has to do that.
     #[inline]
     pub(crate) fn ring(&self) -> bool {
-        let number = self.0.load(Ordering::Relaxed);
-        // EAGAIN: the peer has been rung by somebody else, some 2^64 times.
+        let number = self.peers.load(Ordering::Relaxed);
+        // EAGAIN: this process and its children have rung some 2^64 times.
         number > 0 && matches!(sys::ring(number), 8 | EAGAIN)
     }
 
     /// The pair ends. The caller holds the adapter's lock.
     pub(crate) fn close(&self) {
-        let number = self.0.swap(0, Ordering::Relaxed);
+        self.stop_listening();
+        let number = self.peers.swap(0, Ordering::Relaxed);
         if number > 0 {
             RUNG.fetch_sub(1, Ordering::Relaxed);
+            descriptors::close_own(number);
+        }
+    }
+
+    /// The peer cannot wake this process any more. Uses no allocation and no lock.
+    pub(crate) fn stop_listening(&self) {
+        let number = self.own.swap(0, Ordering::Relaxed);
+        if number > 0 {
+            HEARD.fetch_sub(1, Ordering::Relaxed);
             descriptors::close_own(number);
         }
     }
@@ -127,12 +175,16 @@ impl PeersDoorbell {
     /// The library's descriptor `from` is `to` now; negative when it is gone.
     pub(crate) fn moved(&self, from: i32, to: i32) {
         let to = to.max(0);
-        if self
-            .0
-            .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok()
-            && to == 0
-        {
+        let replace = |number: &AtomicI32| {
+            number
+                .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        };
+        // The registration of `own` stays: it belongs to the file.
+        if replace(&self.own) && to == 0 {
+            HEARD.fetch_sub(1, Ordering::Relaxed);
+        }
+        if replace(&self.peers) && to == 0 {
             RUNG.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -402,9 +454,15 @@ pub(crate) mod tests {
         TURN.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn eventfd() -> OwnedFd {
-        // SAFETY: plain system call; the descriptor is ours.
-        unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) }
+    /// An instance that watches an `eventfd`, and that `eventfd`, as the adapter makes them.
+    pub(crate) fn doorbell() -> (OwnedFd, OwnedFd) {
+        let own = sys::epoll_create().expect("an instance");
+        // SAFETY: plain system call.
+        let rung = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        let edges = (libc::EPOLLIN | libc::EPOLLET) as u32;
+        assert_eq!(sys::epoll_ctl(own, libc::EPOLL_CTL_ADD, rung, edges, 0), 0);
+        // SAFETY: both are ours.
+        unsafe { (OwnedFd::from_raw_fd(own), OwnedFd::from_raw_fd(rung)) }
     }
 
     fn pollable(claim: &Claim) -> bool {
@@ -414,24 +472,28 @@ pub(crate) mod tests {
     #[test]
     fn doorbells_wake_one_sleeper_until_they_ring_for_nothing_too_often() {
         let _turn = turn();
-        let made = [0; 2].map(|_| eventfd());
-        let peers = [const { PeersDoorbell::none() }; 2];
-        for (own, peer) in made.iter().zip(&peers) {
+        let peers = [const { PairDoorbells::none() }; 2];
+        for peer in &peers {
             assert!(!peer.ring(), "it was not given out yet");
-            assert!(listen_to(own.as_fd()));
-        }
-        for (own, peer) in made.into_iter().zip(&peers) {
-            peer.keep(own);
+            // Here the process is its own peer.
+            let (own, rung) = doorbell();
+            peer.keep(own, rung);
+            assert!(peer.is_heard() && peer.is_kept());
         }
         let held = claim(Some(NUMBER)).expect("nobody else has them");
         assert!(claim(Some(NUMBER)).is_none(), "they are one thread's");
         for rounds in 1..=2 {
             assert!(!pollable(&held), "nobody rang, {rounds}");
-            assert!(peers.iter().all(PeersDoorbell::ring) && pollable(&held));
+            assert!(peers.iter().all(PairDoorbells::ring) && pollable(&held));
             held.take();
             assert_eq!(held.cause(), Cause::Doorbell);
         }
         assert!(!pollable(&held));
+        peers[0].stop_listening();
+        assert!(
+            peers[0].ring() && !pollable(&held),
+            "a child's parent has rung"
+        );
 
         drop(held);
 
@@ -442,7 +504,7 @@ pub(crate) mod tests {
         }
         let held = held.expect("the last time").after_vain();
         assert!(held.is_none() && claim(Some(NUMBER)).is_none());
-        peers.iter().for_each(PeersDoorbell::close);
+        peers.iter().for_each(PairDoorbells::close);
         assert!(!peers[0].ring(), "the pair is over");
     }
 }
