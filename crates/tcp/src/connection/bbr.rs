@@ -160,6 +160,8 @@ pub(crate) struct Step {
     pub(crate) una: Position,
     pub(crate) nxt: Position,
     pub(crate) delivered_bytes: u64,
+    /// Those of `delivered_bytes` that may have arrived long ago.
+    pub(crate) late_bytes: u64,
     /// Bytes in flight after the acknowledgement.
     pub(crate) in_flight: u64,
     pub(crate) rtt: Option<Duration>,
@@ -233,9 +235,9 @@ impl Bbr {
     }
 
     /// Data is sent while nothing is in flight. Until now the flow waited for its pacing, for the
-    /// program or for the receiver. If that time were part of a sample, a flow whose window leaves
-    /// in one burst would measure a little less than its pacing rate, lower its pacing rate to
-    /// that, and so on without end.
+    /// program, for the receiver or for the retransmission timer. If that time were part of a
+    /// sample, a flow whose window leaves in one burst would measure a little less than its pacing
+    /// rate, lower its pacing rate to that, and so on without end.
     pub(crate) fn note_restart(&mut self, now: Instant) {
         if self.round_end > Position::FIRST_BYTE {
             self.round_began = now;
@@ -287,6 +289,7 @@ impl Bbr {
         let rate = self.delivery.take(Arrival {
             now: step.now,
             bytes: step.delivered_bytes,
+            late_bytes: step.late_bytes,
             sent_at: step.newest_sent_at,
             min_rtt: self.min_rtt.unwrap_or_default(),
         });

@@ -305,6 +305,11 @@ impl Connection {
             self.conditions.set(Conditions::CWND_LIMITED);
             return None;
         }
+        if self.in_flight() == 0 {
+            // All data in flight was lost. Until now the flow waited for the retransmission timer
+            // or for its pacing.
+            self.congestion.note_restart(cx.now);
+        }
         let bytes_max = self.retransmission_bytes_max();
         let span = self
             .scoreboard

@@ -387,11 +387,17 @@ impl Connection {
             .delivered
             .newest
             .filter(|newest| !newest.is_retransmitted());
+        // Without SACK, data beyond a hole may have arrived long before its acknowledgement.
+        let late_bytes = match self.conditions.has(Conditions::SACK) {
+            true => 0,
+            false => ack.delivered.mistaken_bytes,
+        };
         let step = Step {
             now: cx.now,
             una: self.snd_una,
             nxt: self.snd_nxt,
             delivered_bytes: ack.delivered.bytes,
+            late_bytes,
             in_flight: self.in_flight().into(),
             rtt: newest.map(|newest| cx.now.since(newest.sent_at)),
             newest_sent_at: ack.delivered.newest.map(|newest| newest.sent_at),

@@ -97,6 +97,8 @@ pub(crate) struct Delivered {
     pub(crate) bytes: u64,
     /// Those of `bytes` that were selectively acknowledged.
     pub(crate) sacked_bytes: u64,
+    /// Those of `bytes` that were deduced to be lost, acknowledged, and not retransmitted since.
+    pub(crate) mistaken_bytes: u64,
     /// When the oldest record that was sent only once was sent. `None` also when the
     /// acknowledgement number covers a retransmitted record: the other records may have arrived
     /// long before, and waited for that one (Linux, `tcp_clean_rtx_queue`:
@@ -387,6 +389,7 @@ impl Scoreboard {
             } else {
                 if covered.flags & LOST != 0 {
                     self.lost_bytes -= covered.length;
+                    delivered.mistaken_bytes += u64::from(covered.length);
                 }
                 has_repair |= covered.is_retransmitted();
                 // The echo belongs to the segment that arrived at the former acknowledgement number

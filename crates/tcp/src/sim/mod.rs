@@ -140,6 +140,14 @@ mod tests {
         assert!(run(88_820_926, false).virtual_time < Duration::from_secs(3_600));
     }
 
+    /// All data in flight of a BBR flow is lost several times, and there is neither SACK nor a
+    /// timestamp. Neither the wait for the retransmission timer nor the wait for the pacing may
+    /// keep the flow at a few bytes per second.
+    #[test]
+    fn a_flow_does_not_take_its_timeouts_for_the_path() {
+        assert!(run(20_787_862_193, false).virtual_time < Duration::from_secs(3_600));
+    }
+
     /// An end must not shrink its window while the other end's window is closed. The segment that
     /// reopens the other end's window would look like an old segment, so this end could never send
     /// the data whose acknowledgement it waits for.

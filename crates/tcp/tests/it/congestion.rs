@@ -128,6 +128,37 @@ fn retransmissions_are_paced() {
     }
 }
 
+/// All data in flight is lost, and so are its retransmissions, until the timeout is long. If the
+/// wait for the timer were part of a rate that BBR measures, the pacing rate would be less than
+/// 100 bytes per second, and each wait for the pacing would confirm that rate.
+#[test]
+fn waiting_for_the_retransmission_timer_is_no_part_of_a_rate() {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        options.congestion = CongestionControl::Bbr;
+    });
+    let id = stage.accepted("", 60_000);
+    stage.engine.publish(id, 10_000).unwrap();
+    // The first timeout expires after 300 ms. One retransmission arrives, and ends a round.
+    stage.wait(Duration::from_millis(400));
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 1001 win 60000");
+    // The timeouts double. The last one before the end of this outage is the sixth.
+    let timeouts = stage.engine.counters().timeouts;
+    while stage.engine.counters().timeouts < timeouts + 5 {
+        stage.wait(MILLISECOND);
+    }
+    assert!(stage.engine.info(id).unwrap().timeout > Duration::from_secs(9));
+    // From now on all data arrives, and is acknowledged after a round trip.
+    for _ in 0..20 {
+        stage.wait(Duration::from_millis(100));
+        let info = stage.engine.info(id).unwrap();
+        let end = info.acknowledged + u64::from(info.in_flight);
+        stage.remote(&format!(". 1:1(0) ack {} win 60000", end + 1));
+    }
+    assert_eq!(stage.engine.info(id).unwrap().acknowledged, 10_000);
+}
+
 /// On a short path the parts of a window would be shorter than a timer's tick.
 #[test]
 fn nothing_is_paced_on_a_short_path() {

@@ -6,6 +6,10 @@
 //! apart. A sample begins with the last mark before its segment was sent. So it covers at most a
 //! quarter of a round trip more than in the draft, records in flight need no extra memory, and
 //! connections that need no rate pay nothing.
+//!
+//! A remote without SACK acknowledges data beyond a hole only once the hole is filled. If such data
+//! was deduced to be lost, it may have arrived long before, and is no part of a sample. The draft
+//! has no such rule.
 
 use crate::time::{Duration, Instant};
 
@@ -28,6 +32,8 @@ struct Mark {
 pub(super) struct Arrival {
     pub(super) now: Instant,
     pub(super) bytes: u64,
+    /// Those of `bytes` that may have arrived long ago. They are no part of a sample.
+    pub(super) late_bytes: u64,
     /// When the newest of the data was last sent.
     pub(super) sent_at: Option<Instant>,
     /// The shortest round trip of the path.
@@ -74,6 +80,9 @@ impl DeliveryRate {
     pub(super) fn take(&mut self, arrival: Arrival) -> Option<u64> {
         let Arrival { now, .. } = arrival;
         self.delivered += arrival.bytes;
+        for mark in &mut self.marks {
+            mark.bytes += arrival.late_bytes;
+        }
         let sent_at = arrival.sent_at?;
         self.newest_sent_at = self.newest_sent_at.max(sent_at);
         let mark = self.mark_before(sent_at);
@@ -132,6 +141,7 @@ mod tests {
         rate.take(Arrival {
             now: at(now),
             bytes: 1_000,
+            late_bytes: 0,
             sent_at: Some(at(sent)),
             min_rtt: ROUND_TRIP,
         })
@@ -177,6 +187,23 @@ mod tests {
             }
             assert_eq!(take(&mut rate, sent, sent + 8), Some(500_000));
         }
+    }
+
+    /// One segment fills a hole, and the acknowledgement covers nine segments that had arrived
+    /// before.
+    #[test]
+    fn late_bytes_are_no_part_of_a_sample() {
+        let mut rate = DeliveryRate::new(at(0));
+        rate.restart(at(100));
+        let sample = rate.take(Arrival {
+            now: at(110),
+            bytes: 10_000,
+            late_bytes: 9_000,
+            sent_at: Some(at(100)),
+            min_rtt: ROUND_TRIP,
+        });
+        assert_eq!(sample, Some(100_000));
+        assert_eq!(rate.delivered(), 10_000);
     }
 
     /// The acknowledgement of the first copy arrives soon after the second one was sent.
