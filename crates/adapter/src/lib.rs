@@ -7,7 +7,8 @@
 //! - `proof`, `facts`: proofs by sockets that clients show, and facts that only the kernel knows.
 //! - `tables`, `regions`, `slots`: memory that it reads, memory that it makes, slots of a pair.
 //! - [`client`]: requests of the command line.
-//! - [`rules`]: the operator's rules about connections.
+//! - [`rules`]: the operator's rules about connections; `operator_file`: reads a file of them, or
+//!   of settings.
 //! - [`runtime_dir`], `listener`: the directory in which clients find it; its lock and its socket
 //!   there.
 //! - [`memfd`]: shared memory files with the types of `std`.
@@ -35,6 +36,7 @@ mod facts;
 mod firewall;
 mod listener;
 pub mod memfd;
+mod operator_file;
 mod pressure;
 mod printable;
 mod proc;

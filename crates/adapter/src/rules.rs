@@ -38,7 +38,7 @@ use toehold_channel::offload;
 use toehold_channel::table::WaitMode;
 
 pub use crate::engine::settings::SettingsError as RulesError;
-use crate::engine::settings::text_of;
+use crate::operator_file::text_of;
 use crate::registry::{Address, Tuple};
 
 /// The rules of one or more files, in their order.

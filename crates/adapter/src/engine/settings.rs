@@ -49,11 +49,8 @@ mod share;
 mod value;
 pub mod words;
 
-use std::fs::File;
-use std::io::{self, Read as _};
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::RangeInclusive;
-use std::path::Path;
 use std::time::Duration;
 
 use toehold_channel::offload::{Rule, RuleAction};
@@ -67,31 +64,6 @@ pub use self::error::SettingsError;
 pub(crate) use self::rule::{prefix, rule_of, to_sixteen_bytes};
 pub use self::share::Share;
 pub(super) use self::value::name_of;
-
-/// The text of a file that the operator named. A file without end, a device for example, is an
-/// error.
-///
-/// # Errors
-///
-/// When the file cannot be read, or is too large.
-pub(crate) fn text_of(file: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    let file = File::open(file)?;
-    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(io::Error::other("the file is larger than 4 MiB"));
-    }
-    Ok(text
-        .strip_prefix(BYTE_ORDER_MARK)
-        .map(str::to_owned)
-        .unwrap_or(text))
-}
-
-/// Some editors write it at the beginning of a file.
-const BYTE_ORDER_MARK: char = '\u{feff}';
-
-/// Far more than all settings and rules that an adapter accepts, with their comments.
-const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// All settings of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,8 +13,9 @@ use super::rule::{own_address, rule, rule_of, to_sixteen_bytes};
 use super::value::{address, number, switch};
 use super::{
     ByDestination, Checksum, CopyEngine, Device, DeviceKind, Settings, SettingsError, Share, share,
-    text_of, words,
+    words,
 };
+use crate::operator_file::text_of;
 
 /// Settings in the making; [`Draft::finish`] checks them as a whole.
 #[derive(Clone, Debug, Default)]
