@@ -365,31 +365,30 @@ fn express_count(host: &System, name: &str) -> u64 {
     toehold::express_count(&host.status(), name)
 }
 
+/// The lab's server and its client with this load, of two users, under `toehold run` with these
+/// options.
+fn load(host: &System, options: &[&str], load: &[&str]) -> [Running; 2] {
+    let address = format!("127.0.0.1:{}", host::free_port());
+    let command = host.command().to_string_lossy().into_owned();
+    let start = |user: u32, words: &[&str]| {
+        let command = [&["run"], options, &["--", &command, "lab"], words].concat();
+        Running::start(host.toehold_as(user, &command), words[0], host.scratch())
+    };
+    let server = start(SERVER, &["server", "--listen", &address]);
+    let listens = wait_until(TIME_LIMIT, || server.stderr().contains("listening"));
+    assert!(listens, "{}", server.outputs());
+    let words = [&["client", &address, "--seconds", "600"], load].concat();
+    let client = start(CLIENT, &words);
+    [server, client]
+}
+
 #[test]
 fn short_connections_of_two_users_go_by_used_carriers() {
     let Some(host) = System::start(Path::new(PROGRAM)) else {
         return;
     };
-    let address = format!("127.0.0.1:{}", host::free_port());
-    let command = host.command().to_string_lossy().into_owned();
-    let start = |user: u32, words: &[&str]| {
-        // `always`, because on a busy host few short connections make a carrier, and late.
-        let options = ["run", "--express", "always", "--", &command, "lab"];
-        let command = host.toehold_as(user, &[&options, words].concat());
-        Running::start(command, words[0], host.scratch())
-    };
-    let server = start(SERVER, &["server", "--listen", &address]);
-    let listens = wait_until(TIME_LIMIT, || server.stderr().contains("listening"));
-    assert!(listens, "{}", server.outputs());
-    let load = [
-        "client",
-        &address,
-        "--seconds",
-        "600",
-        "--pattern",
-        "connect",
-    ];
-    let client = start(CLIENT, &load);
+    // `always`, because on a busy host few short connections make a carrier, and late.
+    let [server, client] = load(&host, &["--express", "always"], &["--pattern", "connect"]);
     let held = wait_until(TIME_LIMIT, || {
         let of = |name| express_count(&host, name);
         of("connected") >= 1000 && of("accepted") >= 1000
@@ -398,37 +397,17 @@ fn short_connections_of_two_users_go_by_used_carriers() {
     assert!(held, "{outputs}\n{}", host.status());
 }
 
-/// The sum of a count over the connections in a status.
-fn sum_of(status: &Value, name: &str) -> u64 {
-    match status {
-        Value::Array(all) => all.iter().map(|one| sum_of(one, name)).sum(),
-        Value::Object(all) => {
-            let own = all.get(name).and_then(Value::as_u64).unwrap_or(0);
-            own + all.values().map(|one| sum_of(one, name)).sum::<u64>()
-        }
-        _ => 0,
-    }
-}
-
 /// Both programs always sleep, so each message needs a doorbell.
 #[test]
 fn two_users_that_sleep_are_woken_by_the_pairs_doorbell() {
     let Some(host) = System::start(Path::new(PROGRAM)) else {
         return;
     };
-    let address = format!("127.0.0.1:{}", host::free_port());
-    let command = host.command().to_string_lossy().into_owned();
-    let start = |user: u32, words: &[&str]| {
-        let options = ["run", "--wait", "event", "--", &command, "lab"];
-        let command = host.toehold_as(user, &[&options, words].concat());
-        Running::start(command, words[0], host.scratch())
-    };
-    let server = start(SERVER, &["server", "--listen", &address]);
-    let listens = wait_until(TIME_LIMIT, || server.stderr().contains("listening"));
-    assert!(listens, "{}", server.outputs());
-    let client = start(CLIENT, &["client", &address, "--seconds", "600"]);
+    let [server, client] = load(&host, &["--wait", "event"], &[]);
     let held = wait_until(TIME_LIMIT, || {
-        sum_of(&host.status(), "doorbells_by_pair") > 100
+        let connections = host.connections(client.pid());
+        let by_pair = |one: &Value| one["doorbells_by_pair"].as_u64().unwrap_or(0);
+        connections.iter().map(by_pair).sum::<u64>() > 100
     });
     let outputs = server.outputs() + &client.outputs();
     assert!(held, "{outputs}\n{}", host.status());

@@ -51,14 +51,20 @@ fn library(scratch: &Scratch, uid: u32) -> FakeLibrary {
     as_user(uid, || FakeLibrary::new(&scratch.path()))
 }
 
+/// Libraries of two users, with a connection between them from port `from` to port `to`.
+fn two_users(scratch: &Scratch, [to, from]: [u16; 2]) -> [FakeLibrary; 2] {
+    let [server, client] = [SERVER, CLIENT].map(|uid| library(scratch, uid));
+    as_user(SERVER, || server.pair(true, to, from));
+    as_user(CLIENT, || client.pair(false, from, to));
+    [server, client]
+}
+
 #[test]
 fn two_users_are_introduced_to_each_other() {
     let Some((scratch, _adapter)) = start() else {
         return;
     };
-    let (server, client) = (library(&scratch, SERVER), library(&scratch, CLIENT));
-    as_user(SERVER, || server.pair(true, 80, 5000));
-    as_user(CLIENT, || client.pair(false, 5000, 80));
+    let [server, client] = two_users(&scratch, [80, 5000]);
     let (one, other) = (server.offer(), client.offer());
     assert_eq!(one.message.pair, other.message.pair);
     assert_ne!(one.message.side, other.message.side);
@@ -71,9 +77,7 @@ fn a_process_cannot_reach_what_its_peer_rings() {
     let Some((scratch, _adapter)) = start() else {
         return;
     };
-    let (server, client) = (library(&scratch, SERVER), library(&scratch, CLIENT));
-    as_user(SERVER, || server.pair(true, 85, 5005));
-    as_user(CLIENT, || client.pair(false, 5005, 85));
+    let [server, client] = two_users(&scratch, [85, 5005]);
     let [own, _] = server.offer().doorbells.expect("a new pair");
     let [_, rung_by_client] = client.offer().doorbells.expect("a new pair");
     let flags = |file: &File, command, flags: libc::c_int| {
@@ -99,9 +103,7 @@ fn memory_between_two_users_cannot_be_cut() {
     let Some((scratch, _adapter)) = start() else {
         return;
     };
-    let (server, client) = (library(&scratch, SERVER), library(&scratch, CLIENT));
-    as_user(SERVER, || server.pair(true, 80, 5000));
-    as_user(CLIENT, || client.pair(false, 5000, 80));
+    let [server, client] = two_users(&scratch, [80, 5000]);
     let offers = [server.offer(), client.offer()];
     let files = offers.iter().flat_map(|offer| [&offer.slab, &offer.pair]);
     for file in files.map(|file| file.as_ref().expect("the first channel of its pair")) {
@@ -224,9 +226,7 @@ fn one_user_cannot_take_all_clients() {
     });
     assert!(late.is_dropped());
     // Others are served.
-    let (server, client) = (library(&scratch, SERVER), library(&scratch, CLIENT));
-    as_user(SERVER, || server.pair(true, 81, 5001));
-    as_user(CLIENT, || client.pair(false, 5001, 81));
+    let [server, client] = two_users(&scratch, [81, 5001]);
     assert_eq!(server.offer().message.pair, client.offer().message.pair);
     // When the crowd is gone, its user has room again.
     drop(crowds);
@@ -263,9 +263,7 @@ fn a_flood_of_one_user_does_not_keep_others_waiting() {
                 let _ = wire::try_send(flood.socket.as_fd(), &request, &[]);
             }
         });
-        let (server, client) = (library(&scratch, SERVER), library(&scratch, CLIENT));
-        as_user(SERVER, || server.pair(true, 82, 5002));
-        as_user(CLIENT, || client.pair(false, 5002, 82));
+        let [server, client] = two_users(&scratch, [82, 5002]);
         assert_eq!(server.offer().message.pair, client.offer().message.pair);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
@@ -383,9 +381,7 @@ fn a_socket_that_lingers_keeps_nobody_waiting() {
     assert_answers(&scratch);
     // The adapter reads each message in a turn of its own.
     assert_answers(&scratch);
-    let (server, client) = (library(&scratch, SERVER), library(&scratch, CLIENT));
-    as_user(SERVER, || server.pair(true, 84, 5004));
-    as_user(CLIENT, || client.pair(false, 5004, 84));
+    let [server, client] = two_users(&scratch, [84, 5004]);
     assert_eq!(server.offer().message.pair, client.offer().message.pair);
 }
 

@@ -63,14 +63,21 @@ fn says(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// A service manager's socket in `scratch`, and an adapter that reports to it.
+fn managed(scratch: &Path) -> (UnixDatagram, Command) {
+    let socket = scratch.join("manager");
+    let manager = UnixDatagram::bind(&socket).expect("a socket");
+    manager.set_read_timeout(Some(TIME_LIMIT)).expect("a limit");
+    let mut command = adapter(&scratch.join("runtime"));
+    command.env("NOTIFY_SOCKET", &socket);
+    (manager, command)
+}
+
 #[test]
 fn a_service_manager_hears_that_it_serves_and_what_is_missing_and_that_it_leaves() {
     let scratch = tempfile::tempdir().expect("a folder");
-    let socket = scratch.path().join("manager");
-    let manager = UnixDatagram::bind(&socket).expect("a socket");
-    manager.set_read_timeout(Some(TIME_LIMIT)).expect("a limit");
-    let mut command = adapter(&scratch.path().join("runtime"));
-    command.args(WITHOUT_A_LINK).env("NOTIFY_SOCKET", &socket);
+    let (manager, mut command) = managed(scratch.path());
+    command.args(WITHOUT_A_LINK);
     let adapter = Adapter(command.spawn().expect("it starts"));
     let ready = heard(&manager);
     assert!(ready.contains("READY=1\n"), "{ready}");
@@ -86,12 +93,8 @@ fn a_service_manager_hears_that_it_serves_and_what_is_missing_and_that_it_leaves
 #[test]
 fn an_adapter_may_wait_for_programs_as_long_as_a_number_says() {
     let scratch = tempfile::tempdir().expect("a folder");
-    let socket = scratch.path().join("manager");
-    let manager = UnixDatagram::bind(&socket).expect("a socket");
-    manager.set_read_timeout(Some(TIME_LIMIT)).expect("a limit");
-    let mut command = adapter(&scratch.path().join("runtime"));
+    let (manager, mut command) = managed(scratch.path());
     command.args(["--idle-exit", &u64::MAX.to_string()]);
-    command.env("NOTIFY_SOCKET", &socket);
     let adapter = Adapter(command.spawn().expect("it starts"));
     assert!(heard(&manager).contains("READY=1\n"));
     assert!(adapter.terminate());
@@ -230,14 +233,10 @@ fn rules_are_shown_in_their_order() {
 #[test]
 fn an_adapter_serves_with_a_full_standard_error() {
     let scratch = tempfile::tempdir().expect("a folder");
-    let socket = scratch.path().join("manager");
-    let manager = UnixDatagram::bind(&socket).expect("a socket");
-    manager.set_read_timeout(Some(TIME_LIMIT)).expect("a limit");
+    let (manager, mut command) = managed(scratch.path());
     let full = File::options().write(true).open("/dev/full");
-    let mut command = adapter(&scratch.path().join("runtime"));
     // The adapter reports that it has no engine.
     command.args(WITHOUT_A_LINK).stderr(full.expect("a device"));
-    command.env("NOTIFY_SOCKET", &socket);
     let adapter = Adapter(command.spawn().expect("it starts"));
     assert!(heard(&manager).contains("READY=1\n"));
     assert!(adapter.terminate());

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::explore;
 use loom::cell::UnsafeCell;
+use loom::thread::JoinHandle;
 use toehold_channel::sync::{AtomicU32, Ordering, spin_hint};
 use toehold_stream::attachment::{Attachment, Sleepers};
 use toehold_stream::calls::{Calls, Name};
@@ -160,6 +161,19 @@ impl Process {
     fn in_flight_only(&self, direction: usize) -> bool {
         self.call_by(direction, direction, || {})
     }
+
+    /// Attaches while `thread` makes a call: that is counted, or goes by the region. If the
+    /// process cannot attach, it can once the call is over.
+    fn attach_beside(&self, thread: JoinHandle<bool>) {
+        let attached = self.attach();
+        let counted = if attached { self.counted() } else { 0 };
+        let was_hosts = thread.join().unwrap();
+        if attached {
+            assert_eq!(counted, u32::from(was_hosts));
+        } else {
+            assert!(self.attach(), "no call runs any more");
+        }
+    }
 }
 
 #[test]
@@ -171,14 +185,7 @@ fn call_that_was_left_is_counted_out_and_the_next_one_in_its_frame_is_not() {
             other.left(1);
             other.call(1)
         });
-        let attached = process.attach();
-        let counted = if attached { process.counted() } else { 0 };
-        let was_hosts = thread.join().unwrap();
-        if attached {
-            assert_eq!(counted, u32::from(was_hosts));
-        } else {
-            assert!(process.attach(), "no call runs any more");
-        }
+        process.attach_beside(thread);
     });
 }
 
@@ -195,14 +202,7 @@ fn place_of_a_call_that_was_left_is_taken_by_one_call() {
                 other.counted.with_mut(|count| unsafe { *count += 1 });
             })
         });
-        let attached = process.attach();
-        let counted = if attached { process.counted() } else { 0 };
-        let was_hosts = thread.join().unwrap();
-        if attached {
-            assert_eq!(counted, u32::from(was_hosts));
-        } else {
-            assert!(process.attach(), "no call runs any more");
-        }
+        process.attach_beside(thread);
     });
 }
 

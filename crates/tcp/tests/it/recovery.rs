@@ -104,10 +104,8 @@ fn a_probe_that_repaired_a_loss_costs_one_reduction() {
     assert_eq!(stage.engine.info(id).unwrap().phase, Phase::Open);
 }
 
-/// RFC 8985 section 6.2 step 2: the echo of a time before the retransmission shows that the
-/// original arrived. The time of the retransmission must not make all earlier segments look lost.
-#[test]
-fn an_original_that_was_late_is_not_taken_for_its_retransmission() {
+/// A connection with timestamps and without tail probes, whose path has this round trip.
+fn with_timestamps(round_trip: Duration) -> (Stage, ConnectionId) {
     let mut stage = Stage::new(|config, options| {
         config.window_scaling = false;
         config.tail_probes = false;
@@ -115,9 +113,17 @@ fn an_original_that_was_late_is_not_taken_for_its_retransmission() {
     });
     stage.remote("S 0:0(0) win 65535 <mss 1012,sackOK,TS>");
     stage.expect("S. 0:0(0) ack 1 <TS>");
-    stage.wait(Duration::from_millis(20));
+    stage.wait(round_trip);
     stage.remote(". 1:1(0) ack 1 win 60000 <TS>");
     let id = stage.engine.accept(stage.listener).unwrap();
+    (stage, id)
+}
+
+/// RFC 8985 section 6.2 step 2: the echo of a time before the retransmission shows that the
+/// original arrived. The time of the retransmission must not make all earlier segments look lost.
+#[test]
+fn an_original_that_was_late_is_not_taken_for_its_retransmission() {
+    let (mut stage, id) = with_timestamps(Duration::from_millis(20));
     stage.engine.publish(id, 5_000).unwrap();
     let originals = u64::from(stage.engine_clock) + 20;
     stage.forget_sent();
@@ -140,16 +146,7 @@ fn an_original_that_was_late_is_not_taken_for_its_retransmission() {
 /// Ten segments were sent. The last three have arrived, and the first was sent again: returns the
 /// timestamp of that.
 fn in_a_recovery() -> (Stage, ConnectionId, u32) {
-    let mut stage = Stage::new(|config, options| {
-        config.window_scaling = false;
-        config.tail_probes = false;
-        options.nodelay = true;
-    });
-    stage.remote("S 0:0(0) win 65535 <mss 1012,sackOK,TS>");
-    stage.expect("S. 0:0(0) ack 1 <TS>");
-    stage.wait(Duration::from_millis(100));
-    stage.remote(". 1:1(0) ack 1 win 60000 <TS>");
-    let id = stage.engine.accept(stage.listener).unwrap();
+    let (mut stage, id) = with_timestamps(Duration::from_millis(100));
     stage.engine.publish(id, 10_000).unwrap();
     for from in (1..10_000).step_by(1_000) {
         let flags = if from == 9_001 { "P." } else { "." };
