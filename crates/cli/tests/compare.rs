@@ -26,6 +26,12 @@ fn error_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+fn assert_fails_with(output: &Output, words: &str) {
+    assert_eq!(output.status.code(), Some(1));
+    let error = error_of(output);
+    assert!(error.contains(words), "{error}");
+}
+
 #[test]
 fn every_round_is_in_the_json() {
     let more = [
@@ -123,47 +129,27 @@ fn a_client_without_end_is_ended() {
         "sleep 600",
         &["--ready", "sleep:0", "--timeout", "1"],
     );
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        error_of(&output).contains("--timeout"),
-        "{}",
-        error_of(&output)
-    );
+    assert_fails_with(&output, "--timeout");
 }
 
 #[test]
 fn a_server_that_never_listens_is_ended() {
     let output = compare("sleep 600", "true", &["--ready-timeout", "1"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        error_of(&output).contains("not ready (listens)"),
-        "{}",
-        error_of(&output)
-    );
+    assert_fails_with(&output, "not ready (listens)");
 }
 
 #[test]
 fn a_probe_that_does_not_end_is_ended() {
     let more = ["--ready", "cmd:sleep 600", "--ready-timeout", "1"];
     let output = compare("sleep 601", "true", &more);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        error_of(&output).contains("not ready (cmd:sleep 600) within 1 s"),
-        "{}",
-        error_of(&output)
-    );
+    assert_fails_with(&output, "not ready (cmd:sleep 600) within 1 s");
 }
 
 #[test]
 fn a_probe_that_is_not_there_is_named_at_once() {
     let more = ["--ready", "cmd:toehold-no-such-probe"];
     let output = compare("sleep 600", "true", &more);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        error_of(&output).contains("cannot run cmd:toehold-no-such-probe: "),
-        "{}",
-        error_of(&output)
-    );
+    assert_fails_with(&output, "cannot run cmd:toehold-no-such-probe: ");
 }
 
 #[test]
@@ -191,12 +177,7 @@ fn an_interruption_ends_everything_that_was_started() {
     }
     kill_process(Pid::from_child(&comparison), Signal::INT).expect("it runs");
     let output = comparison.wait_with_output().expect("it ends");
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        error_of(&output).contains("interrupted after 0 of 22 rounds"),
-        "{}",
-        error_of(&output)
-    );
+    assert_fails_with(&output, "interrupted after 0 of 22 rounds");
     assert_eq!(scratch(), None);
 }
 
@@ -233,12 +214,7 @@ fn a_comparison_under_nohup_outlives_its_terminal() {
 #[test]
 fn a_missing_program_is_named() {
     let output = compare("toehold-no-such-server", "true", NONE);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        error_of(&output).contains("toehold-no-such-server"),
-        "{}",
-        error_of(&output)
-    );
+    assert_fails_with(&output, "toehold-no-such-server");
 }
 
 #[test]
@@ -248,12 +224,7 @@ fn a_comparison_without_the_library_is_refused() {
         .args(["compare", "--server", "sleep 600", "--client", "true"])
         .output()
         .expect("toehold runs");
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        error_of(&output).contains("/nonexistent/libtoehold.so"),
-        "{}",
-        error_of(&output)
-    );
+    assert_fails_with(&output, "/nonexistent/libtoehold.so");
 }
 
 #[test]
