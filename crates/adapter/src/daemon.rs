@@ -28,6 +28,7 @@ mod privileges;
 mod proving;
 mod rules;
 mod tick;
+mod user_quotas;
 
 use crate::descriptors;
 use crate::diag::Diag;

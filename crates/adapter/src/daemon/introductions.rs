@@ -402,7 +402,7 @@ impl Daemon {
         }
         let now = Instant::now();
         for uid in uids {
-            self.doorbell_quotas.take(uid?, now).then_some(())?;
+            self.doorbell_quotas.take(uid?, 1, now).then_some(())?;
         }
         Some([Doorbell::new().ok()?, Doorbell::new().ok()?])
     }

@@ -17,10 +17,10 @@
 
 use super::Daemon;
 use super::introductions::is_current;
+use super::user_quotas::UserQuotas;
 use crate::facts::{Verdict, Witness};
 use crate::proof::Proved;
 use crate::registry::{End, Match};
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// The daemon's witness, and the doubts that must be looked at again.
@@ -30,8 +30,8 @@ pub(super) struct Proving {
     /// The reason why there is no witness, if there should be one.
     pub(super) no_witness: Option<String>,
     doubts: Vec<Doubt>,
-    /// Claims that each user may still make, and when that was computed.
-    budgets: BTreeMap<u32, (u32, Instant)>,
+    /// Claims that each user may still make.
+    claims: UserQuotas<CLAIMS_PER_SECOND, CLAIMS_PER_SECOND>,
 }
 
 /// Two ends whose numbers fit, but whose hashes did not.
@@ -80,21 +80,7 @@ impl Proving {
         if self.witness.is_none() {
             return true;
         }
-        if self.budgets.len() >= USERS_MAX {
-            // After a second without claims a user has its full number of claims again.
-            self.budgets
-                .retain(|_, (_, since)| now.duration_since(*since) < Duration::from_secs(1));
-        }
-        let (left, since) = self.budgets.entry(uid).or_insert((CLAIMS_PER_SECOND, now));
-        let grown = now.duration_since(*since).as_millis() * u128::from(CLAIMS_PER_SECOND) / 1000;
-        if grown > 0 {
-            let grown = u32::try_from(grown).unwrap_or(u32::MAX);
-            *left = left.saturating_add(grown).min(CLAIMS_PER_SECOND);
-            *since = now;
-        }
-        let is_allowed = *left >= count;
-        *left -= if is_allowed { count } else { 0 };
-        is_allowed
+        self.claims.take(uid, count, now)
     }
 
     fn doubt(&mut self, ends: [End; 2], tries: u32, now: Instant) {
@@ -221,8 +207,6 @@ const CLAIMS_PER_SECOND: u32 = 32_768;
 /// A doubt counts as this many claims, because only an attacker makes a socket with another
 /// socket's numbers.
 const CLAIMS_PER_DOUBT: u32 = CLAIMS_PER_SECOND / 64;
-/// The most users whose claims are counted at a time.
-const USERS_MAX: usize = 1024;
 /// The most doubts that are kept.
 const DOUBTS_MAX: usize = 1024;
 /// The number of times that a doubt is looked at.
@@ -252,9 +236,5 @@ mod tests {
         let later = start + Duration::from_millis(500);
         assert!(proving.may_claim(1, CLAIMS_PER_SECOND / 2, later));
         assert!(!proving.may_claim(1, 1, later));
-        for uid in 0..4 * USERS_MAX as u32 {
-            proving.may_claim(uid, 1, later + Duration::from_secs(u64::from(uid)));
-        }
-        assert!(proving.budgets.len() <= USERS_MAX);
     }
 }
