@@ -50,7 +50,8 @@ pub(super) struct Endpoint {
     region: NonNull<u8>,
     /// In the engine's own table, which is never unmapped.
     entry: &'static Entry,
-    side: usize,
+    /// 0 or 1.
+    side: u8,
     /// Capacity of our ring, as a power of two.
     window_log2: u32,
     /// The capacity that the ring gets as soon as it is empty.
@@ -62,6 +63,8 @@ pub(super) struct Endpoint {
     /// Stream offset of ring position 0, while our direction is a ring. It is below zero (and
     /// wraps) if the ring was already in use when the stream began.
     base_out: u64,
+    /// Stream offset at which our direction became a ring.
+    out_begins: u64,
     /// As [`Endpoint::base_out`], for the program's direction.
     base_in: u64,
     /// Stream offset at which the program's direction became a ring.
@@ -90,12 +93,13 @@ impl Endpoint {
         Endpoint {
             region,
             entry,
-            side: side & 1,
+            side: (side & 1) as u8,
             window_log2: WINDOW_LOG2,
             wanted_log2: WINDOW_LOG2,
             is_widened: false,
             sending_log2: WINDOW_LOG2,
             base_out: 0,
+            out_begins: 0,
             base_in: 0,
             ring_begins: 0,
         }
@@ -103,7 +107,7 @@ impl Endpoint {
 
     pub(super) fn end(&self) -> End<'_> {
         // SAFETY: the mapping outlives `self` by the promise of `new`, and `side` is 0 or 1.
-        unsafe { End::at(self.entry, self.region.as_ptr(), self.side) }
+        unsafe { End::at(self.entry, self.region.as_ptr(), self.side.into()) }
     }
 
     /// Announces that we follow the program's records, and that news must be marked on our ready
@@ -178,6 +182,7 @@ impl Endpoint {
         let is_up = self.end().try_up()?;
         if is_up {
             self.base_out = next.wrapping_sub(self.entry.tx_ring.own());
+            self.out_begins = next;
             // The program has read everything, because a switch waits until the former switch is
             // carried out.
             self.end().sender().credit_as_it_is()?;
@@ -311,6 +316,12 @@ impl Endpoint {
     pub(super) fn consumed(&self) -> Result<u64, Fault> {
         self.end().sender().credit_as_it_is()?;
         Ok(self.base_out.wrapping_add(self.entry.tx_head_seen.own()))
+    }
+
+    /// True when our direction is a ring and the program, which has read up to `consumed`, has read
+    /// a part of it. Then it has read everything before the ring, too.
+    pub(super) fn is_being_read(&self, consumed: u64) -> bool {
+        self.is_up() && consumed > self.out_begins
     }
 
     /// Asks the program to ring when it has read more, if at least `unread_min` of the `received`
@@ -493,6 +504,7 @@ impl Endpoint {
     pub(super) fn begin_turn(&mut self, turn: Turn, (window_log2, sending_log2): (u32, u32)) {
         self.note_seen(turn);
         self.base_out = 0u64.wrapping_sub(self.entry.tx_ring.own());
+        self.out_begins = 0;
         self.base_in = 0u64.wrapping_sub(self.entry.rx_ring.own());
         self.ring_begins = 0;
         self.sending_log2 = sending_log2;

@@ -157,8 +157,7 @@ impl ChannelState {
 /// The limit of a connection's receive window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Window {
-    /// The first window: the program has not yet taken more bytes than the buffers on the way to it
-    /// can hold.
+    /// The first window: the program has not yet shown that it reads.
     First,
     /// The program reads: the path decides.
     Path,

@@ -18,7 +18,7 @@ use super::flow::{ChannelState, Flow, Opener, ProgramEnding, RemoteEnding, Stage
 use super::memory::Streams;
 use super::rings::{RING_BYTES_MAX, RING_BYTES_MIN, STEP_LOG2};
 use super::sys;
-use super::tcp_config::{self, PROOF_OF_READING_BYTES};
+use super::tcp_config::{self, PROOF_OF_READING_BYTES, RECEIVE_BYTES};
 use crate::diag::Diag;
 
 /// Bytes after which the number of bytes in flight is computed again.
@@ -207,10 +207,21 @@ impl Flow {
             return self.narrow_window(cx);
         }
         match self.window {
-            Window::First if self.taken >= PROOF_OF_READING_BYTES => self.widen_window(cx),
+            Window::First if self.has_shown_reading(cx) => self.widen_window(cx),
             Window::Budget(bytes) => self.leave_budget(cx, bytes << STEP_LOG2),
             Window::First | Window::Path => {}
         }
+    }
+
+    /// True when the program certainly reads. On the carrier it must have taken more than the
+    /// buffers on the way hold. From its ring a program takes only what it reads.
+    fn has_shown_reading(&self, cx: &mut StepContext<'_>) -> bool {
+        let reads_ring = |cx: &mut StepContext<'_>| {
+            let endpoint = cx.streams.endpoint(self.id);
+            endpoint.is_some_and(|endpoint| endpoint.is_being_read(self.taken))
+        };
+        self.taken >= PROOF_OF_READING_BYTES
+            || self.taken >= u64::from(RECEIVE_BYTES) && reads_ring(cx)
     }
 
     /// Makes a window larger that the budget has limited, if there is room now.

@@ -65,6 +65,41 @@ fn ring_of_a_program_becomes_larger_once_it_has_read() {
     assert_eq!(info.receive_limit, 1 << WINDOW_LOG2);
 }
 
+/// A remote on a long path is in slow start when the program has read the first window. A window
+/// that stayed small would cost it round trips.
+#[test]
+fn first_window_read_from_the_ring_is_proof_of_reading() {
+    let mut bench = Bench::new();
+    bench.remote_says(1_000);
+    assert_eq!(bench.turn(), Next::Wait);
+    let program = bench.with_new_channel();
+    bench.remote_says(RECEIVE_BYTES.into());
+    let mut got = bench.read_carrier();
+    while got.len() < RECEIVE_BYTES as usize {
+        assert_eq!(bench.receive_limit(), RECEIVE_BYTES);
+        got.extend(program.read(16 << 10, bench.flow.carrier.sent));
+        assert_eq!(bench.turn(), Next::Wait);
+    }
+    assert!(got == pattern(RECEIVE_BYTES as usize));
+    // The next bytes find the ring empty, so it becomes larger.
+    bench.remote_says(u64::from(RECEIVE_BYTES) + 1_000);
+    assert_eq!(bench.turn(), Next::Wait);
+    assert_eq!(bench.receive_limit(), 1 << WINDOW_LOG2);
+}
+
+/// Bytes that wait in the carrier's buffers are not read, even if the ring has become the way of
+/// the next ones.
+#[test]
+fn bytes_in_the_carrier_are_no_proof_of_reading() {
+    let mut bench = Bench::new();
+    bench.remote_says(2 * u64::from(RECEIVE_BYTES));
+    assert_eq!(bench.turn(), Next::Wait);
+    assert!(bench.flow.taken >= RECEIVE_BYTES.into(), "in the carrier");
+    let _program = bench.with_new_channel();
+    assert_eq!(bench.turn(), Next::Wait);
+    assert_eq!(bench.receive_limit(), RECEIVE_BYTES);
+}
+
 /// The remote never fills half of a large ring, so the program would never announce new room.
 #[test]
 fn remote_without_window_scaling_goes_on_when_the_program_has_read() {
