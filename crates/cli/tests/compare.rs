@@ -177,8 +177,49 @@ fn an_interruption_ends_everything_that_was_started() {
     }
     kill_process(Pid::from_child(&comparison), Signal::INT).expect("it runs");
     let output = comparison.wait_with_output().expect("it ends");
-    assert_fails_with(&output, "interrupted after 0 of 22 rounds");
+    assert_fails_with(&output, "interrupted after 0 of 22 runs");
     assert_eq!(scratch(), None);
+}
+
+/// A run on each of two paths is a round. The fifth run has no second one, and the sixth waits.
+#[test]
+fn an_interrupted_comparison_reports_its_finished_rounds() {
+    let folder = tempfile::tempdir().expect("room");
+    let [runs, waits] = ["runs", "waits"].map(|name| folder.path().join(name));
+    let client = format!(
+        "sh -c 'echo >> {runs}; test $(wc -l < {runs}) -lt 6 || {{ touch {waits}; sleep 600; }}'",
+        runs = runs.display(),
+        waits = waits.display()
+    );
+    let page = folder.path().join("page.html");
+    let mut comparison = Command::new(env!("CARGO_BIN_EXE_toehold"))
+        .args(["compare", "--paths", "host,host", "--ready", "sleep:0"])
+        .args(["--rounds", "10", "--warmup", "0", "--json"])
+        .args(["--server", "sleep 600", "--client", &client, "--html"])
+        .arg(&page)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("toehold runs");
+    while !waits.exists() {
+        let ended = comparison.try_wait().expect("a status");
+        assert_eq!(ended, None, "ended by itself");
+        thread::yield_now();
+    }
+    kill_process(Pid::from_child(&comparison), Signal::INT).expect("it runs");
+    let output = comparison.wait_with_output().expect("it ends");
+    assert_fails_with(
+        &output,
+        "interrupted after 5 of 20 runs; the report is about",
+    );
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["interruption"], "interrupted after 5 of 20 runs");
+    assert_eq!(report["plan"]["rounds"], 2);
+    for arm in report["arms"].as_array().expect("arms") {
+        assert_eq!(arm["rounds"].as_array().map(Vec::len), Some(2));
+    }
+    let page = fs::read_to_string(page).expect("a page");
+    assert!(page.contains("interrupted after 5 of 20 runs"), "{page}");
 }
 
 /// nohup(1) ignores SIGHUP, and a comparison that it has started ignores it, too.

@@ -159,7 +159,10 @@ includes 1 is reported as \"no detectable difference\". With fewer than six roun
 interval: the report shows the least and the greatest ratio, and a difference only between paths
 whose results do not overlap.
 
-Exit status: 0 when every round succeeded, 1 when one failed, 2 for a wrong command line.";
+^C ends the comparison early, with a report about the rounds that every path has finished.
+
+Exit status: 0 when every round succeeded, 1 when one failed or after ^C, 2 for a wrong command
+line.";
 
 /// The values of a bound on waiting, in seconds.
 fn bound() -> clap::builder::RangedU64ValueParser {
@@ -208,6 +211,12 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     }
     .run()?;
     publish(args, &report)?;
+    if let Some(interruption) = &report.interruption {
+        let rounds = report.plan.rounds;
+        return Err(Failure::new(format!(
+            "{interruption}; the report is about the rounds that every path has finished: {rounds}"
+        )));
+    }
     match report
         .arms
         .iter()
@@ -232,18 +241,62 @@ struct Comparison<'a> {
 
 impl Comparison<'_> {
     fn run(self) -> Result<Report, Failure> {
+        let mut reports: Vec<ArmReport> = self.arms.iter().map(ArmReport::new).collect();
+        let interruption = self.measure(&mut reports)?;
+        let rounds = reports.iter().map(|report| report.rounds.len()).min();
+        let rounds = rounds.unwrap_or(0);
+        if let Some(interruption) = &interruption {
+            if rounds == 0 {
+                return Err(Failure::new(interruption));
+            }
+            for report in &mut reports {
+                report.rounds.truncate(rounds);
+            }
+        }
+        let syscalls_not_counted = match interruption {
+            None => self.look_closer(&mut reports),
+            Some(_) => Some("the comparison was interrupted".to_owned()),
+        };
+        let mut warnings = self.environment.warnings();
+        let commands = [&self.args.server, &self.args.client];
+        if !commands
+            .iter()
+            .any(|command| chooses_congestion_control(command))
+        {
+            warnings.extend(self.environment.pacing());
+        }
+        warnings.extend(elsewhere(&reports));
+        warnings.extend(too_short(&reports));
+        if self.setup.tool.is_none() {
+            warnings.push(
+                "the format of the client's output is unknown, so only its run time is compared"
+                    .to_owned(),
+            );
+        }
+        Ok(Report {
+            schema: report::SCHEMA,
+            command: shell::own_command(),
+            plan: self.plan(rounds),
+            environment: self.environment,
+            metrics: report::metrics(&reports, self.args.aa),
+            syscalls_not_counted,
+            interruption,
+            warnings,
+            arms: reports,
+        })
+    }
+
+    /// Carries out the rounds. Returns a sentence if the user interrupted them.
+    fn measure(&self, reports: &mut [ArmReport]) -> Result<Option<String>, Failure> {
         let (rounds, warmups) = (self.args.rounds as usize, self.args.warmup as usize);
         let turns = schedule::turns(self.arms.len(), warmups, rounds, self.args.seed);
-        let mut reports: Vec<ArmReport> = self.arms.iter().map(ArmReport::new).collect();
         let started = Instant::now();
         for (at, turn) in turns.iter().enumerate() {
             let arm = &self.arms[turn.arm];
             let measured = self.setup.run(arm.path, None);
             if process::interrupted() {
                 let all = turns.len();
-                return Err(Failure::new(format!(
-                    "interrupted after {at} of {all} rounds"
-                )));
+                return Ok(Some(format!("interrupted after {at} of {all} runs")));
             }
             self.progress(at + 1, turns.len(), arm, &measured, started);
             let Some(_) = turn.round else {
@@ -267,36 +320,10 @@ impl Comparison<'_> {
                 }
             }
         }
-        let syscalls_not_counted = self.look_closer(&mut reports);
-        let mut warnings = self.environment.warnings();
-        let commands = [&self.args.server, &self.args.client];
-        if !commands
-            .iter()
-            .any(|command| chooses_congestion_control(command))
-        {
-            warnings.extend(self.environment.pacing());
-        }
-        warnings.extend(elsewhere(&reports));
-        warnings.extend(too_short(&reports));
-        if self.setup.tool.is_none() {
-            warnings.push(
-                "the format of the client's output is unknown, so only its run time is compared"
-                    .to_owned(),
-            );
-        }
-        Ok(Report {
-            schema: report::SCHEMA,
-            command: shell::own_command(),
-            plan: self.plan(),
-            environment: self.environment,
-            metrics: report::metrics(&reports, self.args.aa),
-            syscalls_not_counted,
-            warnings,
-            arms: reports,
-        })
+        Ok(None)
     }
 
-    fn plan(&self) -> Plan {
+    fn plan(&self, rounds: usize) -> Plan {
         Plan {
             server: self.args.server.clone(),
             client: self.args.client.clone(),
@@ -306,7 +333,7 @@ impl Comparison<'_> {
             pin: self.args.pin.pin(),
             placement: self.setup.placement.clone(),
             warmups: self.args.warmup as usize,
-            rounds: self.args.rounds as usize,
+            rounds,
             seed: self.args.seed,
         }
     }

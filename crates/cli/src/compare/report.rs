@@ -27,6 +27,9 @@ pub(crate) struct Report {
     pub(crate) metrics: Vec<MetricReport>,
     /// The reason why system calls were not counted, when they were not.
     pub(crate) syscalls_not_counted: Option<String>,
+    /// A sentence if the user interrupted the comparison. Then only the rounds count that every arm
+    /// has finished.
+    pub(crate) interruption: Option<String>,
     /// Warnings that a reader needs to judge the numbers.
     pub(crate) warnings: Vec<String>,
     /// The samples, round by round.
@@ -52,7 +55,7 @@ pub(crate) struct Plan {
     pub(crate) placement: Placement,
     /// Warm-up runs of each arm, which are discarded.
     pub(crate) warmups: usize,
-    /// Measured rounds.
+    /// Measured rounds of each arm.
     pub(crate) rounds: usize,
     /// Seed of the order and of the intervals.
     pub(crate) seed: u64,
@@ -129,7 +132,8 @@ impl Report {
     /// Sentences at the top of the report: about arms that compare the kernel with itself, and arms
     /// that measure how fast a server fails.
     pub(crate) fn banners(&self) -> Vec<String> {
-        let mut banners = self.kernel_with_itself();
+        let mut banners: Vec<String> = self.interruption.iter().cloned().collect();
+        banners.extend(self.kernel_with_itself());
         banners.extend(self.arms.iter().filter_map(ArmReport::of_failures));
         banners
     }

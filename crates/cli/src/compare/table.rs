@@ -254,6 +254,7 @@ pub(crate) mod tests {
             environment: Environment::capture(),
             metrics: report::metrics(&arms, false),
             syscalls_not_counted: None,
+            interruption: None,
             warnings: Vec::new(),
             arms,
         }
