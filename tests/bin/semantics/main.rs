@@ -21,6 +21,7 @@ mod faults;
 mod files;
 mod flags;
 mod improvised;
+mod inq;
 mod interrupts;
 mod kept;
 mod listeners;
@@ -106,6 +107,7 @@ const GROUPS: &[(&str, &[Case])] = &[
     ("connecting", listeners::CASES),
     ("transfer", transfer::CASES),
     ("flags", flags::CASES),
+    ("flags", inq::CASES),
     ("faults", faults::CASES),
     ("blocking", blocking::CASES),
     ("interrupts", interrupts::CASES),
