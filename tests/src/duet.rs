@@ -404,6 +404,7 @@ pub const ONLY_TCP: &[(&str, &str)] = &[
         "a Unix socket has no such queue, and the case hangs on the kernel",
     ),
     ("without_a_copy", "a Unix socket has no such sends"),
+    ("into_a_mapping", "a Unix socket has no such receives"),
     (
         "shutdown_for_reading_reads_eof",
         "a writer to that end gets EPIPE: `unix` has a case",

@@ -37,6 +37,7 @@ mod threads;
 mod transfer;
 mod unix;
 mod uring;
+mod zerocopy_receive;
 
 use role::{Pair, Role, Side};
 use toehold_e2e::duet::UNIX;
@@ -108,6 +109,7 @@ const GROUPS: &[(&str, &[Case])] = &[
     ("transfer", transfer::CASES),
     ("flags", flags::CASES),
     ("flags", inq::CASES),
+    ("flags", zerocopy_receive::CASES),
     ("faults", faults::CASES),
     ("blocking", blocking::CASES),
     ("interrupts", interrupts::CASES),

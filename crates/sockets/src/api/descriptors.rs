@@ -7,6 +7,7 @@ use libc::socklen_t;
 use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
 use toehold_freestanding::guarded;
 
+use crate::api::zerocopy_receive;
 use crate::connection::{self, Connection};
 use crate::connection::{closing, options, resets};
 use crate::direction::switching;
@@ -428,6 +429,11 @@ pub unsafe fn getsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     if let Some(c) = connection::at(fd) {
+        if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE)
+            && let Some(result) = unsafe { zerocopy_receive::receive(&c, fd, value, len) }
+        {
+            return result;
+        }
         let has_len = !len.is_null() && faults::can_read(len, 1);
         let room = if has_len {
             unsafe { *len }.cast_signed()

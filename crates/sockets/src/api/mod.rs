@@ -6,7 +6,7 @@
 //! - [`connections`]: calls that make a connection, name its ends, and end it;
 //! - [`descriptors`]: closing, duplicating, modes and options;
 //! - [`readiness`], [`epoll`]: calls that wait;
-//! - `uring`: calls of io_uring.
+//! - `uring`: calls of io_uring; `zerocopy_receive`: a receive by `getsockopt`.
 
 // Every function here forwards its arguments, with its caller's promises, to the libc function of
 // the same name or to the layer below; this argument covers all of these blocks, here and in the
@@ -24,6 +24,7 @@ mod messages;
 mod opening;
 mod readiness;
 mod uring;
+mod zerocopy_receive;
 
 use core::ffi::{c_int, c_void};
 
