@@ -91,10 +91,15 @@ impl Pair {
     /// Takes the doorbells of the pair: `own` wakes this process, and `peers` its peer. The caller
     /// holds the adapter's lock.
     pub(crate) fn take_doorbells(&self, own: OwnedFd, peers: OwnedFd) {
-        if !pair_doorbells::has_room() {
+        // Two different pairs may hold what is used up: a pair may have one doorbell only.
+        for _ in 0..2 {
             // A peer that has ended, perhaps. If not, its carriers are rung.
             let is_idle = |pair: &Pair| pair.channels.load(Ordering::Relaxed) == 0;
-            if let Some(idle) = known().find(|&pair| is_idle(pair) && pair.doorbells.is_kept()) {
+            let makes_room = |pair: &Pair| is_idle(pair) && pair.doorbells.hold_what_is_used_up();
+            if pair_doorbells::has_room() {
+                break;
+            }
+            if let Some(idle) = known().find(|&pair| makes_room(pair)) {
                 idle.doorbells.close();
             }
         }
@@ -360,6 +365,32 @@ pub(crate) mod tests {
         for pair in first.into_iter().chain([last]) {
             pair.doorbells.close();
         }
+    }
+
+    /// A process that has many peers wakes only some of them, but may be woken by all.
+    #[test]
+    fn doorbell_of_a_new_peer_replaces_that_of_an_idle_one_that_is_only_heard() {
+        use crate::process::pair_doorbells::tests::{
+            count_peers, doorbell, room, turn, uncount_peers,
+        };
+
+        let _turn = turn();
+        let made = |id: u64| {
+            let pair = pair_with_file(id).expect("memory");
+            let (own, peers) = doorbell();
+            pair.take_doorbells(own, peers);
+            pair
+        };
+        let [rung, heard] = room();
+        count_peers(rung, heard - 1);
+        let idle = made(2000);
+        assert!(idle.doorbells.is_heard() && !idle.doorbells.is_kept());
+        assert!(!made(2001).doorbells.is_heard(), "all are in use");
+        idle.channels.store(0, Ordering::Relaxed);
+        let last = made(2002);
+        assert!(last.doorbells.is_heard() && !idle.doorbells.is_heard());
+        last.doorbells.close();
+        uncount_peers(rung, heard - 1);
     }
 
     #[test]

@@ -95,8 +95,11 @@ fn may_ring_more() -> bool {
 }
 
 fn may_hear_more() -> bool {
-    let most = (descriptors::descriptor_limit() / HEARD_PARTS).min(HEARD_MAX);
-    (HEARD.load(Ordering::Relaxed) as usize) < most
+    (HEARD.load(Ordering::Relaxed) as usize) < heard_max()
+}
+
+fn heard_max() -> usize {
+    (descriptors::descriptor_limit() / HEARD_PARTS).min(HEARD_MAX)
 }
 
 /// The two doorbells of a pair, in this process. 0 stands for none.
@@ -125,6 +128,11 @@ impl PairDoorbells {
     #[inline]
     pub(crate) fn is_heard(&self) -> bool {
         self.own.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether these doorbells are of a kind of which this process may keep no more.
+    pub(crate) fn hold_what_is_used_up(&self) -> bool {
+        self.is_kept() && !may_ring_more() || self.is_heard() && !may_hear_more()
     }
 
     /// Keeps each of them, unless this process has enough such doorbells. The caller holds the
@@ -463,6 +471,23 @@ pub(crate) mod tests {
         assert_eq!(sys::epoll_ctl(own, libc::EPOLL_CTL_ADD, rung, edges, 0), 0);
         // SAFETY: both are ours.
         unsafe { (OwnedFd::from_raw_fd(own), OwnedFd::from_raw_fd(rung)) }
+    }
+
+    /// The number of peers that this process may still ring, and the number that may still ring it.
+    pub(crate) fn room() -> [u32; 2] {
+        let heard = heard_max() as u32 - HEARD.load(Ordering::Relaxed);
+        [PEERS_MAX - RUNG.load(Ordering::Relaxed), heard]
+    }
+
+    /// Counts peers that do not exist.
+    pub(crate) fn count_peers(rung: u32, heard: u32) {
+        RUNG.fetch_add(rung, Ordering::Relaxed);
+        HEARD.fetch_add(heard, Ordering::Relaxed);
+    }
+
+    pub(crate) fn uncount_peers(rung: u32, heard: u32) {
+        RUNG.fetch_sub(rung, Ordering::Relaxed);
+        HEARD.fetch_sub(heard, Ordering::Relaxed);
     }
 
     fn pollable(claim: &Claim) -> bool {
