@@ -69,6 +69,36 @@ const MAPPINGS_BYTES_MAX: u64 = 2 << 20;
 /// Clients that are accepted before existing clients have their turn.
 const ARRIVALS_PER_TURN: usize = 64;
 
+/// The relation of a message's sender to the client on whose socket it came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// The client itself.
+    Client,
+    /// Another process of the client's user.
+    SameUser,
+    /// A process of another user, which has inherited the socket.
+    Stranger,
+}
+
+/// The standing of a sender towards a client with this process number and user. Processes that are
+/// not visible in our pid namespace all have the number 0, and users that are not visible in our
+/// user namespace all have one number, too. So the number of an invisible process shows nothing:
+/// its client keeps the user that it had when it connected.
+fn standing(client_pid: u32, client_uid: u32, sender: Sender) -> Standing {
+    let is_visible = sender.pid != 0;
+    if is_visible && sender.pid == client_pid {
+        Standing::Client
+    } else if sender.uid == client_uid && (is_visible || sender.uid != OVERFLOW_USER) {
+        Standing::SameUser
+    } else {
+        Standing::Stranger
+    }
+}
+
+/// The kernel's number for users that a user namespace does not have (`DEFAULT_OVERFLOWUID` in
+/// include/linux/highuid.h).
+const OVERFLOW_USER: u32 = 65_534;
+
 impl Daemon {
     pub(super) fn handle_arrivals(&mut self) {
         for _ in 0..ARRIVALS_PER_TURN {
@@ -217,6 +247,32 @@ impl Daemon {
     }
 
     fn handle_heard(&mut self, id: ClientId, heard: Heard) -> Result<(), Fault> {
+        let sender = heard.sender;
+        let client = self.clients.get_mut(&id).expect("it spoke");
+        let standing = sender.map(|sender| standing(client.pid, client.uid, sender));
+        if let (Some(Standing::Client), Some(sender)) = (standing, sender) {
+            client.uid = sender.uid;
+        }
+        let is_strangers = standing == Some(Standing::Stranger);
+        match self.handle_standing(id, heard, is_strangers) {
+            // A stranger's files stay open here. So the socket that brings them is closed.
+            Err(fault) if is_strangers && !matches!(fault, Fault::Foreign) => {
+                self.log_stranger(sender);
+                Ok(())
+            }
+            handled => handled,
+        }
+    }
+
+    /// Handles a message. The rights of a client follow from its current user. If the socket is
+    /// shared with a process of another user, a message of that user is accepted only if it brings
+    /// a new socket for that process.
+    fn handle_standing(
+        &mut self,
+        id: ClientId,
+        heard: Heard,
+        is_strangers: bool,
+    ) -> Result<(), Fault> {
         let Heard {
             received,
             sender,
@@ -224,19 +280,30 @@ impl Daemon {
         } = heard;
         self.dispose(id, sender, leftover)?;
         match received {
-            Received::Stripped(message, Kind::Pair) => self.handle_stripped_pair(id, &message),
+            Received::Stripped(message, Kind::Pair) if !is_strangers => {
+                self.handle_stripped_pair(id, &message)
+            }
             Received::Message(message, kind, descriptors) => {
                 let descriptors = self.check_descriptors(id, sender, descriptors)?;
-                match self.recognise(id, kind, sender)? {
-                    true => self.handle_message(id, &message, kind, descriptors),
-                    false => Ok(()),
+                let sender = sender.ok_or(Fault::Nameless)?;
+                if is_strangers && kind != Kind::Adopt {
+                    self.log_stranger(Some(sender));
+                    return Ok(());
                 }
+                self.handle_message(id, &message, kind, descriptors)
             }
             Received::Nonsense(MessageError::Version(version)) => Err(Fault::Version(version)),
             Received::Stripped(..) | Received::Nonsense(_) | Received::Closed => {
                 Err(Fault::Nonsense)
             }
         }
+    }
+
+    fn log_stranger(&mut self, sender: Option<Sender>) {
+        let pid = sender.map_or(0, |sender| sender.pid);
+        self.log.log_limited("fault", || {
+            format!("ignored a message that process {pid} sent with another's credentials")
+        });
     }
 
     /// Passes on the descriptors of a message, if each of them can be used and closed without
@@ -302,31 +369,6 @@ impl Daemon {
         if self.room.is_none() {
             self.room = self.spare.as_ref().and_then(|spare| spare.try_clone().ok());
         }
-    }
-
-    /// Whether a message is accepted. A client's rights follow from its current user. If the socket
-    /// is shared with a process of another user, a message of that user is accepted only if it
-    /// brings a new socket for that process.
-    fn recognise(
-        &mut self,
-        id: ClientId,
-        kind: Kind,
-        sender: Option<Sender>,
-    ) -> Result<bool, Fault> {
-        let sender = sender.ok_or(Fault::Nameless)?;
-        let client = self.clients.get_mut(&id).expect("it spoke");
-        if sender.pid == client.pid {
-            client.uid = sender.uid;
-            return Ok(true);
-        }
-        if sender.uid == client.uid || kind == Kind::Adopt {
-            return Ok(true);
-        }
-        let pid = sender.pid;
-        self.log.log_limited("fault", || {
-            format!("ignored a message that process {pid} sent with another's credentials")
-        });
-        Ok(false)
     }
 
     /// Whether a client may see and command connections of other processes.
@@ -598,5 +640,25 @@ impl Daemon {
                 self.part(id);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invisible_processes_are_not_taken_for_each_other() {
+        let from = |pid, uid| Sender { pid, uid };
+        assert_eq!(standing(7, 1000, from(7, 1000)), Standing::Client);
+        assert_eq!(standing(7, 1000, from(7, 1001)), Standing::Client);
+        assert_eq!(standing(7, 1000, from(8, 1000)), Standing::SameUser);
+        assert_eq!(standing(7, 1000, from(8, 1001)), Standing::Stranger);
+        // Two processes outside our pid namespace.
+        assert_eq!(standing(0, 1000, from(0, 1001)), Standing::Stranger);
+        assert_eq!(standing(0, 1000, from(0, 1000)), Standing::SameUser);
+        // Two users outside our user namespace.
+        let nobody = from(0, OVERFLOW_USER);
+        assert_eq!(standing(0, OVERFLOW_USER, nobody), Standing::Stranger);
     }
 }
