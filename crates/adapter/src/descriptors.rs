@@ -6,15 +6,26 @@
 //! remotes connect. Each kind has a limit of its own, so that the adapter can still serve its
 //! programs.
 
+use crate::listener::number_of;
 use rustix::fs::fcntl_get_seals;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::os::fd::BorrowedFd;
 
-/// Whether closing a descriptor from another process cannot block, because the file is a socket or
-/// a file in memory. The check itself does not involve the file's owner.
+/// Whether closing a descriptor from another process cannot block, or only until a signal comes,
+/// because the file is a socket of TCP, a Unix socket, a netlink socket, or a file in memory. The
+/// kernel waits at the end of other sockets: for a grace period (`synchronize_net` for a packet
+/// socket), or for its lock of all network devices (`ip_mc_drop_socket` for a socket of UDP). The
+/// check itself does not involve the file's owner.
 pub(crate) fn closes_at_once(descriptor: BorrowedFd<'_>) -> bool {
-    crate::listener::number_of(descriptor, libc::SO_TYPE).is_ok()
-        || fcntl_get_seals(descriptor).is_ok()
+    let option = |name| number_of(descriptor, name);
+    match option(libc::SO_DOMAIN) {
+        Ok(libc::AF_UNIX | libc::AF_NETLINK) => true,
+        Ok(libc::AF_INET | libc::AF_INET6) => {
+            option(libc::SO_PROTOCOL).is_ok_and(|protocol| protocol == libc::IPPROTO_TCP)
+        }
+        Ok(_) => false,
+        Err(_) => fcntl_get_seals(descriptor).is_ok(),
+    }
 }
 
 /// Raises the limit of descriptors to the hard limit.
@@ -45,4 +56,34 @@ pub(crate) fn carriers_max() -> usize {
 fn most() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketType, socket};
+    use std::fs::File;
+    use std::net::{TcpListener, UdpSocket};
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn only_what_the_library_sends_is_closed() {
+        let closes = |file: OwnedFd| closes_at_once(file.as_fd());
+        assert!(closes(
+            TcpListener::bind("127.0.0.1:0").expect("bound").into()
+        ));
+        assert!(closes(UnixStream::pair().expect("a pair").0.into()));
+        assert!(closes(crate::memfd::create(c"memory", 1).expect("a file")));
+        let netlink = socket(AddressFamily::NETLINK, SocketType::RAW, None);
+        assert!(closes(netlink.expect("a socket")));
+        assert!(!closes(
+            UdpSocket::bind("127.0.0.1:0").expect("bound").into()
+        ));
+        assert!(!closes(File::open("/dev/null").expect("a file").into()));
+        match socket(AddressFamily::PACKET, SocketType::RAW, None) {
+            Ok(packets) => assert!(!closes(packets)),
+            Err(why) => eprintln!("SKIPPED: a packet socket: {why}"),
+        }
+    }
 }

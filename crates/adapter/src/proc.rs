@@ -8,6 +8,7 @@ use crate::registry::{Address, Tuple};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -82,8 +83,7 @@ impl SocketList {
 
     /// Reads the list in `/proc`.
     fn read(pid: u32) -> SocketList {
-        let text = ["tcp", "tcp6"]
-            .map(|name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default());
+        let text = ["tcp", "tcp6"].map(|name| read_net(pid, name));
         let lines = text.iter().flat_map(|text| text.lines().skip(1));
         SocketList::gather(lines.filter_map(parse_line))
     }
@@ -230,9 +230,30 @@ fn spell_unix(name: &str, inode: u32) -> String {
 
 /// The Unix sockets of a process's network namespace that are open, with their names.
 fn unix_list(pid: u32) -> HashMap<u32, String> {
-    let text = fs::read(format!("/proc/{pid}/net/unix")).unwrap_or_default();
-    parse_unix_list(&String::from_utf8_lossy(&text))
+    parse_unix_list(&read_net(pid, "unix"))
 }
+
+/// A list of sockets in `/proc`, as much of it as is read. A process may have filled its own
+/// network namespace with any number of sockets.
+fn read_net(pid: u32, name: &str) -> String {
+    let file = fs::File::open(format!("/proc/{pid}/net/{name}"));
+    file.map_or(String::new(), |file| read_lines(file, NET_BYTES_MAX))
+}
+
+/// The lines within the first `bytes_max` bytes of a file.
+fn read_lines(file: impl Read, bytes_max: u64) -> String {
+    let mut bytes = Vec::new();
+    // An error ends the list.
+    let _ = file.take(bytes_max).read_to_end(&mut bytes);
+    if bytes.len() as u64 == bytes_max {
+        let end = bytes.iter().rposition(|&byte| byte == b'\n');
+        bytes.truncate(end.map_or(0, |end| end + 1));
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The most bytes of a list: some 100,000 sockets, which the kernel lists in a tenth of a second.
+const NET_BYTES_MAX: u64 = 16 << 20;
 
 /// As `/proc/net/unix` shows them. A name there may contain a line end, and after it a forged line
 /// about another socket. That socket also has its real line. So when two lines are about one
@@ -575,6 +596,16 @@ mod tests {
         for line in [closed, "", "0:", "0: 1 2 3 4 5", "0: 1 2 3 4 5 x"] {
             assert_eq!(parse_unix_line(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn a_long_list_is_read_up_to_the_last_line_that_fits() {
+        let read = |bytes_max| read_lines(&b"one\ntwo\nthree"[..], bytes_max);
+        assert_eq!(read(100), "one\ntwo\nthree");
+        assert_eq!(read(10), "one\ntwo\n");
+        assert_eq!(read(8), "one\ntwo\n");
+        assert_eq!(read(7), "one\n");
+        assert_eq!(read(3), "");
     }
 
     /// A name that contains a line end and a forged line of `/proc/net/unix`.
