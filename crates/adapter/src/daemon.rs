@@ -10,6 +10,7 @@
 //! child may still hold it, and the connections with it), and the process itself has ended (a
 //! program may have closed a descriptor that it did not know to be ours).
 
+mod adoptions;
 mod budgets;
 mod calls;
 mod connection;
@@ -45,6 +46,7 @@ use crate::rules::{Observability, Rules};
 use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::tables::Tables;
 use crate::unserved;
+use adoptions::Adoptions;
 use budgets::Budgets;
 use calls::Calls;
 use connection::Connection;
@@ -325,6 +327,11 @@ pub struct Daemon {
     /// Messages handled in this turn, by user. Only the system adapter counts them.
     heard: BTreeMap<u32, usize>,
     foreign: Foreign,
+    adoptions: Adoptions,
+    /// Does what a client can delay. A user's own adapter does it on its own thread.
+    aside: Option<Elsewhere>,
+    /// A channel waits until pages of its region are given back.
+    awaits_pages: bool,
     /// Ends waits that a client can cause. A user's own adapter does not need it.
     tick: Option<Tick>,
     /// Clients whose socket will take more when the kernel has fewer descriptors in flight.
@@ -411,6 +418,9 @@ impl Daemon {
             client_next: 1,
             heard: BTreeMap::new(),
             foreign: Foreign::default(),
+            adoptions: Adoptions::default(),
+            aside: None,
+            awaits_pages: false,
             tick: None,
             throttled: BTreeSet::new(),
             pressure: Pressure::default(),
@@ -550,6 +560,7 @@ impl Daemon {
         self.regions.cool(Instant::now());
         self.introduce_held_back();
         self.settle_doubts();
+        self.settle_adoptions();
         self.forget_unclaimed();
         self.relieve_pressure();
         self.observe();
@@ -591,10 +602,14 @@ impl Daemon {
         let budget = budget.map(|due| due.saturating_duration_since(now));
         let call = self.calls.due();
         let call = call.map(|due| due.saturating_duration_since(now));
-        [leave, sample, cool, retry, look, doubt, budget, call]
-            .into_iter()
-            .flatten()
-            .min()
+        let adoption = self.adoptions.due();
+        let adoption = adoption.map(|due| due.saturating_duration_since(now));
+        [
+            leave, sample, cool, retry, look, doubt, budget, call, adoption,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     fn has_no_client(&self) -> bool {

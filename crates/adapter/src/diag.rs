@@ -3,10 +3,11 @@
 //! A request names the socket's addresses and its cookie, so there is one answer or none. Each
 //! [`Diag`] answers for one network namespace: the one in which its socket was made. The adapter
 //! has one for its own namespace. A client with connections in another namespace sends a socket of
-//! that namespace. The client may still hold that socket, and may send requests on it, take answers
-//! away, or connect it elsewhere. So each request is addressed to the kernel and has an
-//! unpredictable number. An answer counts only if it comes from the kernel, with that number and
-//! that cookie.
+//! that namespace. The system adapter uses it when the client has closed it, if there is a witness
+//! to see that ([`Witness::is_ours_alone`]). Otherwise the client may still hold that socket, and
+//! may send requests on it, take answers away, or connect it elsewhere. So each request is
+//! addressed to the kernel and has an unpredictable number. An answer counts only if it comes from
+//! the kernel, with that number and that cookie.
 
 mod packets;
 mod tcp;
@@ -16,6 +17,7 @@ pub(crate) use packets::Observers;
 pub(crate) use tcp::Moved;
 
 use crate::entropy;
+use crate::facts::Witness;
 use crate::listener::{cookie_of, number_of};
 use crate::registry::{Address, Tuple};
 use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
@@ -63,6 +65,11 @@ impl Diag {
             socket,
             namespace: Some(namespace),
         })
+    }
+
+    /// Whether no other process has its socket.
+    pub(crate) fn is_ours_alone(&self, witness: &Witness) -> bool {
+        witness.is_ours_alone(self.socket.as_fd())
     }
 
     /// The number of its namespace.

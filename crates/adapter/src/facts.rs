@@ -30,7 +30,7 @@
 
 mod program;
 
-use crate::registry::Numbers;
+use crate::registry::{Address, Numbers};
 use program::{Context, Operation, Status};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use toehold_link::bpf::{Btf, Map, Program, ProgramKind};
@@ -43,6 +43,15 @@ pub(crate) struct Facts {
     tx_hash: u32,
     /// The hash of the last segment that it has received.
     rx_hash: u32,
+}
+
+/// A socket that was shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Its own address and its remote's; `None` if it is not an established TCP socket.
+    pub(crate) ends: Option<[Address; 2]>,
+    /// Its facts. With facts it is remembered.
+    pub(crate) facts: Option<Facts>,
 }
 
 /// The verdict of the facts of two sockets.
@@ -77,6 +86,8 @@ impl Facts {
 #[derive(Debug)]
 pub(crate) struct Witness {
     program: Program,
+    /// The stored count of references of a file that has one.
+    one_reference: i64,
 }
 
 impl Witness {
@@ -103,7 +114,10 @@ impl Witness {
         // The program keeps the map. No other code may reach the map, because it contains kernel
         // addresses.
         drop(sockets);
-        Ok(Witness { program })
+        Ok(Witness {
+            program,
+            one_reference: places.references.1,
+        })
     }
 
     /// Whether the program still runs, now that capabilities are gone.
@@ -118,16 +132,37 @@ impl Witness {
         })
     }
 
-    /// Remembers a descriptor's socket by its cookie, and returns its facts. `None` when it is not
-    /// a TCP socket in a state that has facts, or there is no room.
-    pub(crate) fn remember(&self, socket: BorrowedFd<'_>, cookie: u64) -> Option<Facts> {
-        self.read_steadily(Operation::Remember, socket.as_raw_fd() as u32, cookie)
+    /// Reads a descriptor's socket, and remembers it by its cookie if it has facts. `None` when the
+    /// descriptor is not a socket with this cookie.
+    ///
+    /// The program does not wait for the lock of the socket, as getsockname(2) does. A `send` of
+    /// the socket's owner may hold that lock for ever.
+    pub(crate) fn remember(&self, socket: BorrowedFd<'_>, cookie: u64) -> Option<Seen> {
+        let first = self.run(Operation::Remember, socket.as_raw_fd() as u32, cookie)?;
+        let ends = first.ends();
+        if first.status() == Status::Full {
+            return Some(Seen { ends, facts: None });
+        }
+        let facts = self.settle(cookie, first);
+        if facts.is_none() {
+            // Without facts nobody asks for it again, and the place is another socket's.
+            self.forget(cookie);
+        }
+        Some(Seen { ends, facts })
     }
 
     /// The current facts of a remembered socket. They are valid only if the caller knows in another
     /// way that the socket still exists, because the memory of a closed socket may be reused.
     pub(crate) fn facts(&self, cookie: u64) -> Option<Facts> {
-        self.read_steadily(Operation::Read, 0, cookie)
+        let first = self.run(Operation::Read, 0, cookie)?;
+        self.settle(cookie, first)
+    }
+
+    /// Whether nobody but this process has the file of a descriptor: no other descriptor, in no
+    /// process and in no message. Once this is so, it stays so.
+    pub(crate) fn is_ours_alone(&self, file: BorrowedFd<'_>) -> bool {
+        let counted = self.run(Operation::Count, file.as_raw_fd() as u32, 0);
+        counted.is_some_and(|context| context.references() == self.one_reference)
     }
 
     /// Forgets a socket.
@@ -137,13 +172,12 @@ impl Witness {
         let _ = self.program.run(context.bytes_mut());
     }
 
-    /// Reads until two looks in a row agree.
-    fn read_steadily(&self, operation: Operation, fd: u32, cookie: u64) -> Option<Facts> {
-        let mut before = None;
-        for _ in 0..READS_MAX {
-            let mut context = Context::new(operation, fd, cookie);
-            self.program.run(context.bytes_mut()).ok()?;
-            if context.status() != Status::Done || !context.is_plain() {
+    /// Reads until two looks in a row agree, from the first one. `None` when the socket is not in a
+    /// state that has facts, or changes too often.
+    fn settle(&self, cookie: u64, first: Context) -> Option<Facts> {
+        let (mut context, mut before) = (first, None);
+        for _ in 1..READS_MAX {
+            if !context.is_plain() {
                 return None;
             }
             let now = context.counters().map(|(sent, received)| Facts {
@@ -155,8 +189,16 @@ impl Witness {
                 return now;
             }
             before = now;
+            context = self.run(Operation::Read, 0, cookie)?;
         }
         None
+    }
+
+    /// Runs the program. `None` when it has failed.
+    fn run(&self, operation: Operation, fd: u32, cookie: u64) -> Option<Context> {
+        let mut context = Context::new(operation, fd, cookie);
+        self.program.run(context.bytes_mut()).ok()?;
+        (context.status() != Status::Failed).then_some(context)
     }
 }
 

@@ -2,11 +2,12 @@
 //!
 //! The adapter does not trust a client's statements about its connection. It asks the kernel for
 //! the addresses, the cookie, the inode and the network namespace of the shown socket, and then
-//! whether exactly that socket is established there. In a namespace a connection has one socket for
-//! each end. So two sockets of one namespace with mirrored addresses that are established at the
-//! same moment are the two ends of one connection. For its own namespace the adapter uses its own
-//! socket for these requests. For another namespace it uses a socket that the client has sent
-//! ([`Diag::shown`]).
+//! whether exactly that socket is established there. No question waits for the socket's owner, if
+//! there is a witness ([`crate::facts`]) to read the addresses. In a namespace a connection has one
+//! socket for each end. So two sockets of one namespace with mirrored addresses that are
+//! established at the same moment are the two ends of one connection. For its own namespace the
+//! adapter uses its own socket for these requests. For another namespace it uses a socket that the
+//! client has sent ([`Diag::shown`]).
 //!
 //! A socket that is bound to a device is not found, because its addresses may belong to another
 //! network.
@@ -24,9 +25,8 @@ use crate::listener::{cookie_of, peer_of};
 use crate::memfd;
 use crate::registry::{Address, Tuple};
 use rustix::net::{SocketAddrAny, getpeername, getsockname};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use toehold_channel::rendezvous::mapped;
 use toehold_channel::table::Reason;
 
 /// A socket that was proved to be one end of a connection.
@@ -65,22 +65,23 @@ pub(crate) fn examine(
     if !is_tcp {
         return Err(Reason::NotTcp);
     }
-    let closing = |_| Reason::Closing;
-    let local = getsockname(socket).map_err(closing)?;
-    let remote = getpeername(socket).map_err(closing)?;
-    let (Some(local), Some(remote)) = (address(local), remote.and_then(address)) else {
-        return Err(Reason::NotTcp);
-    };
     let diag = speaking_of(socket, own, shown_diag)?;
+    let cookie = cookie_of(socket, libc::SO_COOKIE).map_err(|_| Reason::Unsupported)?;
+    let inode = memfd::number(socket).map_err(|_| Reason::Closing)?;
+    let (ends, facts) = match witness {
+        Some(witness) => {
+            let seen = witness.remember(socket, cookie).ok_or(Reason::NoProof)?;
+            (seen.ends.ok_or(Reason::Closing)?, seen.facts)
+        }
+        None => (ends_by_calls(socket)?, None),
+    };
+    drop(shown);
+    let [local, remote] = ends;
     let tuple = Tuple {
         netns: diag.namespace(),
         local,
         remote,
     };
-    let cookie = cookie_of(socket, libc::SO_COOKIE).map_err(|_| Reason::Unsupported)?;
-    let inode = memfd::number(socket).map_err(|_| Reason::Closing)?;
-    let facts = witness.and_then(|witness| witness.remember(socket, cookie));
-    drop(shown);
     match diag.established(&tuple, cookie) {
         Some(known) if known == inode && cookie != 0 => Ok(Proved {
             tuple,
@@ -144,15 +145,21 @@ fn speaking_of<'a>(
     }
 }
 
+/// The addresses of a socket, by system calls. They wait for the socket's lock, which a `send` of
+/// the socket's owner may hold for ever. An adapter without a witness has no other way.
+fn ends_by_calls(socket: BorrowedFd<'_>) -> Result<[Address; 2], Reason> {
+    let closing = |_| Reason::Closing;
+    let local = getsockname(socket).map_err(closing)?;
+    let remote = getpeername(socket).map_err(closing)?;
+    match (address(local), remote.and_then(address)) {
+        (Some(local), Some(remote)) => Ok([local, remote]),
+        _ => Err(Reason::NotTcp),
+    }
+}
+
 /// An address as the registry has it; nothing when it is neither IPv4 nor IPv6.
 fn address(any: SocketAddrAny) -> Option<Address> {
-    let known = SocketAddr::try_from(any).ok()?;
-    let ip = match known.ip() {
-        IpAddr::V4(v4) => mapped(v4.octets()),
-        IpAddr::V6(v6) => v6.octets(),
-    };
-    let port = known.port();
-    Some(Address::Internet { ip, port })
+    SocketAddr::try_from(any).ok().map(Address::from)
 }
 
 #[cfg(test)]

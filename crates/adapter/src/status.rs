@@ -287,11 +287,15 @@ impl<'a> Collector<'a> {
     /// Whether the kernel has moved more bytes of a connection than its library has counted. Then
     /// code that the library does not see uses the connection, and the library may never compare
     /// the counts itself. The library counts a call's bytes when the call returns, so a call that
-    /// sleeps in the middle of its transfer gives a false positive.
+    /// sleeps in the middle of its transfer gives a false positive. The system adapter does not
+    /// ask.
     fn has_unseen_bytes(&mut self, pid: u32, entry: &Entry, connection: &Connection) -> bool {
         // The kernel counts the SYN and the FIN as bytes.
         const NO_BYTES: u64 = 2;
-        if connection.path != HOST || connection.turns != 0 {
+        // The kernel counts under the socket's lock, which another user's program may hold for
+        // ever.
+        let may_wait = self.tables.are_of_strangers();
+        if may_wait || connection.path != HOST || connection.turns != 0 {
             return false;
         }
         let addresses = connection.local.parse().ok();

@@ -88,6 +88,11 @@ impl Tables {
         }
     }
 
+    /// Whether they are tables of other users.
+    pub(crate) fn are_of_strangers(&self) -> bool {
+        self.keeps_files
+    }
+
     /// Opens the table behind a descriptor: maps and verifies it, or finds it already mapped.
     /// Counts one more user of the table.
     pub(crate) fn open(&mut self, file: OwnedFd) -> Result<TableId, TableError> {

@@ -53,8 +53,6 @@ struct Wired {
     clients: Namespace,
     servers: Namespace,
     listener: TcpListener,
-    clients_diag: OwnedFd,
-    servers_diag: OwnedFd,
     way: Way,
 }
 
@@ -126,8 +124,6 @@ impl Wired {
         Wired {
             way,
             listener,
-            clients_diag: clients.within(diag),
-            servers_diag: servers.within(diag),
             clients,
             servers,
         }
@@ -255,8 +251,9 @@ fn forged(place: &Namespace, way: Way, client_port: u16, [sent, received]: [u32;
     })
 }
 
-/// A library of a user. Its sockets are in the namespace that `diag` asks about.
-fn library(scratch: &Scratch, uid: u32, diag: &OwnedFd) -> FakeLibrary {
+/// A library of a user. Its sockets are in the namespace `place`.
+fn library(scratch: &Scratch, uid: u32, place: &Namespace) -> FakeLibrary {
+    let diag = place.within(diag);
     as_user(uid, || {
         let library = FakeLibrary::new(&scratch.path());
         let shown = Message::new(Kind::Namespace);
@@ -351,11 +348,10 @@ fn attempt_all(way: Way) {
     let Wired {
         clients: _clients_of_forgers,
         servers: forgery,
-        servers_diag: forgery_diag,
         ..
     } = Wired::new(way);
-    let clients = library(&scratch, USER_FIRST - 2, &victims.clients_diag);
-    let servers = library(&scratch, USER_FIRST - 1, &victims.servers_diag);
+    let clients = library(&scratch, USER_FIRST - 2, &victims.clients);
+    let servers = library(&scratch, USER_FIRST - 1, &victims.servers);
     let ports = PORT_FIRST..PORT_FIRST + VICTIMS;
     let pairs: Vec<[OwnedFd; 2]> = ports.map(|port| victims.connect(port)).collect();
     let waiting: Vec<FakeEnd> = as_user(USER_FIRST - 2, || {
@@ -370,7 +366,7 @@ fn attempt_all(way: Way) {
     let adversaries = (0..USERS).map(|n| {
         let uid = USER_FIRST + n;
         let first = PORT_FIRST + n as u16 * CONNECTIONS_OF_USER;
-        let library = library(&scratch, uid, &twin.servers_diag);
+        let library = library(&scratch, uid, &twin.servers);
         let sockets = (first..first + CONNECTIONS_OF_USER).map(|port| twin.connect(port));
         let mut claims = Vec::new();
         for [client, server] in sockets {
@@ -383,7 +379,7 @@ fn attempt_all(way: Way) {
     let forgers: Vec<_> = adversaries.collect();
     let forgers = forgers.into_iter().chain((0..USERS).map(|n| {
         let uid = USER_FIRST + USERS + n;
-        let library = library(&scratch, uid, &forgery_diag);
+        let library = library(&scratch, uid, &forgery);
         let port = PORT_FIRST + n as u16;
         let [sent, received] = numbers(&pairs[usize::from(n as u16)][0]);
         let like_server = [received, sent.wrapping_add(1)];
@@ -462,8 +458,8 @@ fn tell_all_apart(way: Way) {
     let libraries = wired.each_ref().map(|wired| {
         let uid = USER_FIRST;
         [
-            library(&scratch, uid, &wired.clients_diag),
-            library(&scratch, uid, &wired.servers_diag),
+            library(&scratch, uid, &wired.clients),
+            library(&scratch, uid, &wired.servers),
         ]
     });
     let mut equal = 0;

@@ -6,9 +6,11 @@ mod support;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use support::page::StuckPage;
 use support::sockets::connection;
 use support::{
     Adapter, FakeLibrary, FakeTable, Scratch, as_user, become_user, socket_pair, try_connect,
@@ -239,12 +241,57 @@ const TRIES_MAX: usize = 100_000;
 
 /// Whether the adapter answers a user on a fresh socket.
 fn is_served(scratch: &Scratch, uid: u32) -> bool {
-    as_user(uid, || {
-        let socket = try_connect(&scratch.path()).expect("connected");
-        let sent = wire::send(socket.as_fd(), &Message::new(Kind::Ping), &[]);
-        let answer = || wire::receive(socket.as_fd());
-        sent.is_ok() && matches!(answer(), Ok(wire::Received::Message(_, Kind::Answer, _)))
-    })
+    as_user(uid, || is_answered(scratch))
+}
+
+fn is_answered(scratch: &Scratch) -> bool {
+    let socket = try_connect(&scratch.path()).expect("connected");
+    let sent = wire::send(socket.as_fd(), &Message::new(Kind::Ping), &[]);
+    let answer = || wire::receive(socket.as_fd());
+    sent.is_ok() && matches!(answer(), Ok(wire::Received::Message(_, Kind::Answer, _)))
+}
+
+/// Forks a child that ends well if `part` is true. Returns its process number.
+fn in_child(part: impl FnOnce() -> bool) -> libc::pid_t {
+    // SAFETY: the child has one thread, ends in `_exit`, and frees nothing of its parent's.
+    unsafe {
+        let child = libc::fork();
+        assert!(child >= 0, "fork");
+        if child == 0 {
+            libc::_exit(i32::from(!part()));
+        }
+        child
+    }
+}
+
+/// Waits for a child to end.
+fn ends_well(child: libc::pid_t) -> bool {
+    let mut status = 0;
+    // SAFETY: our child.
+    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
+    waited == child && status == 0
+}
+
+/// A socket of the adapter's kind that listens at a path.
+fn listen_at(path: &std::path::Path) -> OwnedFd {
+    let socket = packets();
+    let address = rustix::net::SocketAddrUnix::new(path).expect("short");
+    rustix::net::bind(&socket, &address).expect("bound");
+    rustix::net::listen(&socket, 64).expect("it listens");
+    socket
+}
+
+fn connect_to(path: &std::path::Path) -> OwnedFd {
+    let socket = packets();
+    let address = rustix::net::SocketAddrUnix::new(path).expect("short");
+    rustix::net::connect(&socket, &address).expect("connected");
+    socket
+}
+
+fn packets() -> OwnedFd {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    socket_with(family, kind, SocketFlags::CLOEXEC, None).expect("a socket")
 }
 
 /// Endless requests by one user delay another user's request by a turn, not for ever.
@@ -383,6 +430,247 @@ fn a_socket_that_lingers_keeps_nobody_waiting() {
     assert_answers(&scratch);
     let [server, client] = two_users(&scratch, [84, 5004]);
     assert_eq!(server.offer().message.pair, client.offer().message.pair);
+}
+
+/// Calls `act` while `sleep`, which gets the address of a page, waits for this page on a thread.
+fn while_asleep(page: StuckPage, sleep: impl FnOnce(usize) + Send, act: impl FnOnce()) {
+    std::thread::scope(|scope| {
+        // It comes when `act` has returned or panicked, before the scope waits for the thread.
+        let page = page;
+        let at = page.at();
+        scope.spawn(move || sleep(at));
+        page.wait_for_sleeper();
+        act();
+    });
+}
+
+/// Calls `act` while a `send` on a socket holds the socket's lock, because the program's page does
+/// not come.
+fn with_lock_held(socket: &TcpStream, page: StuckPage, act: impl FnOnce()) {
+    let sleep = |at| {
+        // SAFETY: a mapped page.
+        let sent = unsafe { libc::send(socket.as_raw_fd(), at as *const _, 1, 0) };
+        assert_eq!(sent, 1);
+    };
+    while_asleep(page, sleep, act);
+}
+
+/// Whether the adapter reads facts inside the kernel; otherwise prints a message.
+fn has_witness(scratch: &Scratch) -> bool {
+    let json = client::status(&scratch.path()).expect("root may ask");
+    let status: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let words = &status["across_namespaces"];
+    let is_there = words.as_str() == Some("yes");
+    if !is_there {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: facts of sockets: {words}");
+    }
+    is_there
+}
+
+/// A shown socket whose lock is held is looked at like any other.
+#[test]
+fn a_socket_whose_lock_its_program_holds_keeps_nobody_waiting() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let Some(page) = StuckPage::new().filter(|_| has_witness(&scratch)) else {
+        return;
+    };
+    let (one, other) = connection();
+    let [server, client] = [SERVER, CLIENT].map(|uid| library(&scratch, uid));
+    with_lock_held(&one, page, || {
+        as_user(CLIENT, || client.pair_showing(false, one.as_fd()));
+        assert_answers(&scratch);
+        as_user(SERVER, || server.pair_showing(true, other.as_fd()));
+        assert_answers(&scratch);
+        assert_eq!(server.offer().message.pair, client.offer().message.pair);
+    });
+}
+
+/// The kernel tells the bytes of a connection only with the socket's lock.
+#[test]
+fn a_status_does_not_wait_for_a_socket_whose_lock_its_program_holds() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let Some(page) = StuckPage::new() else {
+        return;
+    };
+    let (one, _other) = connection();
+    let stranger = library(&scratch, STRANGER);
+    // A connection that has not asked for a partner yet.
+    let (entry, _) = stranger.table.open(one.as_raw_fd() as u32, false);
+    let flags = &stranger.table.entry(entry).flags;
+    flags.store(0, Ordering::Relaxed);
+    as_user(STRANGER, || stranger.settle());
+    let root = try_connect(&scratch.path()).expect("connected");
+    with_lock_held(&one, page, || {
+        wire::send(root.as_fd(), &Message::new(Kind::Status), &[]).expect("sent");
+        assert_answers(&scratch);
+    });
+}
+
+/// A program lists sockets by the socket that it has shown, and the list waits for the lock of one
+/// of them. Meanwhile nobody else gets an answer on that socket.
+#[test]
+fn a_shown_namespace_that_its_program_still_uses_keeps_nobody_waiting() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let Some(page) = StuckPage::new().filter(|_| has_witness(&scratch)) else {
+        return;
+    };
+    let Ok(place) = toehold_network::Namespace::new() else {
+        return;
+    };
+    let stranger = library(&scratch, STRANGER);
+    let (held, _other) = place.within(connection);
+    let (shown, _its_other_end) = place.within(connection);
+    let diag = place.within(diag);
+    let again = diag.try_clone().expect("a descriptor");
+    with_lock_held(&held, page, || {
+        let (told, is_told) = std::sync::mpsc::channel();
+        // It ends after this, when the page comes.
+        std::thread::spawn(move || {
+            // SAFETY: no arguments.
+            told.send(unsafe { libc::gettid() })
+                .expect("the test waits");
+            list_with_counts(&again);
+        });
+        wait_until_asleep(is_told.recv().expect("its number"));
+        as_user(STRANGER, || {
+            let message = Message::new(Kind::Namespace);
+            wire::send(stranger.socket.as_fd(), &message, &[diag.as_fd()]).expect("sent");
+            stranger.pair_showing(false, shown.as_fd());
+        });
+        assert_answers(&scratch);
+    });
+}
+
+/// A socket that answers for the namespace of this thread.
+fn diag() -> OwnedFd {
+    // SAFETY: a new descriptor, or -1, which is refused.
+    unsafe {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+        let socket = libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG);
+        assert!(socket >= 0);
+        OwnedFd::from_raw_fd(socket)
+    }
+}
+
+/// Asks for all TCP connections of IPv4, with the kernel's counts of each.
+fn list_with_counts(diag: &OwnedFd) {
+    const HEADER_BYTES: usize = 16;
+    const REQUEST_BYTES: usize = HEADER_BYTES + 56;
+    /// `SOCK_DIAG_BY_FAMILY`.
+    const KIND: u16 = 20;
+    /// `1 << (INET_DIAG_INFO - 1)`.
+    const COUNTS: u8 = 2;
+    let mut request = [0; REQUEST_BYTES];
+    request[..4].copy_from_slice(&(REQUEST_BYTES as u32).to_ne_bytes());
+    request[4..6].copy_from_slice(&KIND.to_ne_bytes());
+    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
+    request[6..8].copy_from_slice(&flags.to_ne_bytes());
+    let [family, protocol] = [libc::AF_INET, libc::IPPROTO_TCP].map(|number| number as u8);
+    request[HEADER_BYTES..][..3].copy_from_slice(&[family, protocol, COUNTS]);
+    // Every state.
+    request[HEADER_BYTES + 4..][..4].copy_from_slice(&u32::MAX.to_ne_bytes());
+    // SAFETY: the request is valid for its length.
+    let sent = unsafe { libc::send(diag.as_raw_fd(), request.as_ptr().cast(), REQUEST_BYTES, 0) };
+    assert_eq!(sent, REQUEST_BYTES as isize);
+}
+
+/// Waits until a thread of this process sleeps in a way that no signal ends.
+fn wait_until_asleep(thread: libc::pid_t) {
+    const LOOKS_MAX: usize = 10_000_000;
+    for _ in 0..LOOKS_MAX {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+        if stat.expect("it runs").contains(") D ") {
+            return;
+        }
+        std::thread::yield_now();
+    }
+    panic!("it does not sleep");
+}
+
+/// A program receives on the socket that it has sent to be adopted, and its page does not come.
+#[test]
+fn an_adopted_socket_that_its_program_still_uses_keeps_nobody_waiting() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let Some(page) = StuckPage::new().filter(|_| has_witness(&scratch)) else {
+        return;
+    };
+    let parent = library(&scratch, STRANGER);
+    let (socket, theirs) = socket_pair(libc::SOCK_SEQPACKET);
+    for _ in 0..2 {
+        // One for the program, and one for the adapter.
+        wire::send(socket.as_fd(), &Message::new(Kind::Ping), &[]).expect("sent");
+    }
+    let sleep = |at| {
+        // SAFETY: a mapped page.
+        let taken = unsafe { libc::recv(theirs.as_raw_fd(), at as *mut _, 1, 0) };
+        assert_eq!(taken, 1);
+    };
+    while_asleep(page, sleep, || {
+        as_user(STRANGER, || parent.adopt(&[theirs.as_fd()]));
+        assert_answers(&scratch);
+    });
+}
+
+/// A child may send its socket first, and close its own descriptor afterwards.
+#[test]
+fn a_socket_is_adopted_when_its_sender_has_closed_it() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let parent = library(&scratch, STRANGER);
+    let (socket, theirs) = socket_pair(libc::SOCK_SEQPACKET);
+    as_user(STRANGER, || {
+        parent.adopt(&[theirs.as_fd()]);
+        parent.settle();
+    });
+    drop(theirs);
+    let child = FakeLibrary::at(socket, parent.table.again());
+    as_user(STRANGER, || {
+        child.hello(child.table.file.as_fd());
+        child.settle();
+    });
+}
+
+/// The adapter counts clients by process. A socket that leads to another program's listener would
+/// count for that program.
+#[test]
+fn a_socket_to_another_program_is_not_adopted_in_that_program_s_name() {
+    /// The most clients of one process.
+    const CLIENTS_MAX: usize = 32;
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let place = scratch.path().with_file_name("victim");
+    let (mut ready, mut is_ready) = std::io::pipe().map(|(r, w)| (w, r)).expect("pipe");
+    let (mut go, may_go) = std::io::pipe().map(|(r, w)| (w, r)).expect("pipe");
+    let victim = in_child(|| {
+        let _listener = listen_at(&place);
+        become_user(SERVER);
+        let told = ready.write_all(b"r").is_ok();
+        let go_on = (&mut &may_go).read(&mut [0]).is_ok();
+        told && go_on && is_answered(&scratch)
+    });
+    is_ready.read_exact(&mut [0]).expect("the victim listens");
+    let attacker = library(&scratch, STRANGER);
+    let sockets: Vec<OwnedFd> = (0..CLIENTS_MAX).map(|_| connect_to(&place)).collect();
+    as_user(STRANGER, || {
+        for socket in sockets {
+            let adopt = Message::new(Kind::Adopt);
+            // The adapter may have closed the connection by now.
+            let _ = wire::send(attacker.socket.as_fd(), &adopt, &[socket.as_fd()]);
+        }
+    });
+    assert_answers(&scratch);
+    go.write_all(b"g").expect("the victim waits");
+    assert!(ends_well(victim), "the victim is refused");
 }
 
 /// A socket that closes at once.

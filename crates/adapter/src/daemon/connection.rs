@@ -37,6 +37,8 @@ pub(super) struct Connection {
     pub(super) asks_since_sweep: u32,
     /// Answers for the network namespace that the client has shown.
     pub(super) diag: Option<Diag>,
+    /// The socket that was shown last, while another process may still have it.
+    pub(super) shown_diag: Option<Diag>,
     outbound: VecDeque<Outgoing>,
     /// Whether epoll watches the socket for room.
     pub(super) awaits_room: bool,
@@ -98,6 +100,7 @@ impl Connection {
             table: None,
             asks_since_sweep: 0,
             diag: None,
+            shown_diag: None,
             outbound: VecDeque::new(),
             awaits_room: false,
         })
@@ -153,6 +156,7 @@ impl Connection {
         self.socket = None;
         // The socket would keep the namespace alive.
         self.diag = None;
+        self.shown_diag = None;
         self.outbound.clear();
     }
 

@@ -290,7 +290,7 @@ impl Daemon {
                     self.log_stranger(Some(sender));
                     return Ok(());
                 }
-                self.handle_message(id, &message, kind, descriptors)
+                self.handle_message(id, &message, kind, sender, descriptors)
             }
             Received::Nonsense(MessageError::Version(version)) => Err(Fault::Version(version)),
             Received::Stripped(..) | Received::Nonsense(_) | Received::Closed => {
@@ -383,6 +383,7 @@ impl Daemon {
         id: ClientId,
         message: &Message,
         kind: Kind,
+        sender: Sender,
         mut descriptors: Vec<OwnedFd>,
     ) -> Result<(), Fault> {
         let is_engine = self.engine_clients.contains(&id);
@@ -397,7 +398,7 @@ impl Daemon {
         }
         match kind {
             Kind::Hello => self.handle_hello(id, descriptors.pop().expect("counted above")),
-            Kind::Adopt => self.handle_adopt(id, descriptors.pop().expect("counted above")),
+            Kind::Adopt => self.handle_adopt(id, sender, descriptors.pop().expect("counted above")),
             Kind::Resume => self.handle_resume(id, message, descriptors.pop()),
             Kind::Pair => self.handle_pair(id, message, descriptors.pop()),
             Kind::Namespace => self.handle_namespace(id, descriptors.pop().expect("counted above")),

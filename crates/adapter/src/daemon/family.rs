@@ -11,25 +11,63 @@ use super::Daemon;
 use super::connection::{IntroducedFacts, Outgoing};
 use super::connections::Fault;
 use super::introductions::is_current;
-use crate::listener::cookie_of;
+use crate::listener::{cookie_of, peer_of};
 use crate::registry::{ClientId, End, Resumed, TableId};
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use crate::wire::Sender;
 use rustix::net::{AddressFamily, SocketType, getpeername, sockopt};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
 
 impl Daemon {
     /// Serves a socket that a client has sent as if it had been accepted.
-    pub(super) fn handle_adopt(&mut self, id: ClientId, socket: OwnedFd) -> Result<(), Fault> {
+    pub(super) fn handle_adopt(
+        &mut self,
+        id: ClientId,
+        sender: Sender,
+        socket: OwnedFd,
+    ) -> Result<(), Fault> {
         let parent = &self.clients[&id];
         // A parent that was adopted itself, and has not sent its hello yet, also has its family's
         // table.
         let table = parent.held_table().ok_or(Fault::OutOfTurn)?;
         let uid = parent.policy_uid();
-        prepare(socket.as_fd()).map_err(|_| Fault::Descriptors)?;
-        self.admit(socket, Some(IntroducedFacts { uid, table }));
+        check_adopted(socket.as_fd(), sender).map_err(|_| Fault::Descriptors)?;
+        let facts = IntroducedFacts { uid, table };
+        if self.is_ours_alone(&socket) {
+            self.admit(socket, Some(facts));
+        } else if self.adoptions.has_room(uid) {
+            self.tables.keep(table);
+            self.adoptions.add(socket, facts);
+        }
         Ok(())
+    }
+
+    /// Whether the sender has closed a socket that it has sent. A client that still had the socket
+    /// could make our next receive wait (`iolock` in the kernel). A user's adapter, and one without
+    /// a witness, cannot tell.
+    fn is_ours_alone(&self, socket: &OwnedFd) -> bool {
+        let witness = self.proving.witness();
+        witness.is_none_or(|witness| witness.is_ours_alone(socket.as_fd()))
+    }
+
+    /// Looks again at sockets whose senders had not closed them.
+    pub(super) fn settle_adoptions(&mut self) {
+        let now = Instant::now();
+        for mut adoption in self.adoptions.take_due(now) {
+            let facts = adoption.facts;
+            if self.is_ours_alone(&adoption.socket) {
+                self.admit(adoption.socket, Some(facts));
+            } else if adoption.wait_again(now) {
+                self.adoptions.put_back(adoption);
+                continue;
+            } else {
+                let text = || "refused a forked process: its socket has another owner".into();
+                self.log.log_limited("adoption", text);
+            }
+            self.tables.close(facts.table);
+        }
     }
 
     /// Sends a process again the offer that its former program had mapped. A process of another
@@ -114,19 +152,20 @@ impl Daemon {
     }
 }
 
-/// Prepares a socket from a client like one that the listener has accepted.
+/// Checks that a socket from a client is like one that the listener has accepted, and that the
+/// sender has made it: the adapter will count it for the process that the kernel names as its
+/// maker. All receives and sends on it are without waiting, so `O_NONBLOCK` does not matter.
 ///
 /// # Errors
-/// When it is not a socket of this kind, or not connected: then it would never report its end.
-fn prepare(socket: BorrowedFd<'_>) -> io::Result<()> {
+/// When it is not a socket of this kind, not connected (then it would never report its end), or
+/// another process's.
+fn check_adopted(socket: BorrowedFd<'_>, sender: Sender) -> io::Result<()> {
     let family = sockopt::socket_domain(socket)?;
     let kind = sockopt::socket_type(socket)?;
-    if (family, kind) != (AddressFamily::UNIX, SocketType::SEQPACKET) {
+    let is_ours = (family, kind) == (AddressFamily::UNIX, SocketType::SEQPACKET);
+    if !is_ours || peer_of(socket)?.pid as u32 != sender.pid {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }
     getpeername(socket)?;
-    Ok(fcntl_setfl(
-        socket,
-        fcntl_getfl(socket)? | OFlags::NONBLOCK,
-    )?)
+    Ok(())
 }

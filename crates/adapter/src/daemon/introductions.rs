@@ -46,6 +46,7 @@ impl Daemon {
             return Ok(());
         }
         let is_engine = shown.is_none();
+        self.take_namespace(id);
         let proved = self.examine(id, message, shown);
         self.reserve_descriptor();
         let proved = match proved {
@@ -190,8 +191,21 @@ impl Daemon {
     /// A client shows a namespace. Nobody else's claims are looked at with it.
     pub(super) fn handle_namespace(&mut self, id: ClientId, shown: OwnedFd) -> Result<(), Fault> {
         let diag = Diag::shown(shown).ok_or(Fault::Descriptors)?;
-        self.clients.get_mut(&id).expect("it spoke").diag = Some(diag);
+        self.clients.get_mut(&id).expect("it spoke").shown_diag = Some(diag);
+        self.take_namespace(id);
         Ok(())
+    }
+
+    /// Begins to use the socket that a client has shown for its namespace. The witness must see
+    /// that the client has closed it: a client that still had the socket could make a call of ours
+    /// wait (`nl_cb_mutex` in the kernel). The library closes the socket before its next request.
+    fn take_namespace(&mut self, id: ClientId) {
+        let witness = self.proving.witness();
+        let is_ours = |diag: &Diag| witness.is_none_or(|witness| diag.is_ours_alone(witness));
+        let client = self.clients.get_mut(&id).expect("it spoke");
+        if client.shown_diag.as_ref().is_some_and(is_ours) {
+            client.diag = client.shown_diag.take();
+        }
     }
 
     /// Whether an end's socket is established at this moment: it was when it was shown, and another
@@ -297,7 +311,6 @@ impl Daemon {
             return Ok(());
         }
         let memory = self.regions.create(matched).inspect_err(|error| {
-            self.registry.postpone(matched);
             for end in ends {
                 self.tables.set_verdict(end, Reason::NoResources);
             }

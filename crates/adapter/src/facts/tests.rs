@@ -27,8 +27,8 @@ fn cookie(socket: impl AsFd) -> u64 {
 }
 
 fn facts(witness: &Witness, socket: &TcpStream) -> Facts {
-    let facts = witness.remember(socket.as_fd(), cookie(socket));
-    facts.expect("established")
+    let seen = witness.remember(socket.as_fd(), cookie(socket));
+    seen.and_then(|seen| seen.facts).expect("established")
 }
 
 #[test]
@@ -94,13 +94,20 @@ fn what_is_another_socket_or_none_has_no_facts() {
     let Some(witness) = witness() else { return };
     let [(one, other)] = connections("127.0.0.1:0");
     let (a, b) = (cookie(&one), cookie(&other));
-    assert!(witness.remember(one.as_fd(), b).is_none(), "not its cookie");
+    let seen = witness.remember(one.as_fd(), b);
+    assert!(seen.is_none(), "not its cookie");
     assert!(witness.facts(a).is_none(), "never remembered");
     let udp = UdpSocket::bind("127.0.0.1:0").expect("bound");
-    assert!(witness.remember(udp.as_fd(), cookie(&udp)).is_none());
     let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-    let its = cookie(&listener);
-    assert!(witness.remember(listener.as_fd(), its).is_none());
+    for other in [udp.as_fd(), listener.as_fd()] {
+        let its = cookie(other);
+        let nothing = Seen {
+            ends: None,
+            facts: None,
+        };
+        assert_eq!(witness.remember(other, its), Some(nothing));
+        assert!(witness.facts(its).is_none(), "it is not remembered");
+    }
     let file = tempfile::tempfile().expect("a file");
     assert!(witness.remember(file.as_fd(), 0).is_none());
     facts(&witness, &one);
@@ -111,6 +118,70 @@ fn what_is_another_socket_or_none_has_no_facts() {
     drop(other);
     assert!(witness.facts(a).is_none(), "it is closing");
     assert!(witness.check().is_ok());
+}
+
+/// The addresses are those that the kernel reports, in both families and for IPv4 on a socket of
+/// IPv6.
+#[test]
+fn the_addresses_of_a_socket_are_read_without_its_lock() {
+    let Some(witness) = witness() else { return };
+    let listener = TcpListener::bind("[::]:0").expect("bound");
+    let port = listener.local_addr().expect("bound").port();
+    let one = TcpStream::connect(("127.0.0.1", port)).expect("connected");
+    let mixed = (one, listener.accept().expect("accepted").0);
+    let [v4] = connections("127.0.0.1:0");
+    let [v6] = connections("[::1]:0");
+    for (one, other) in [&mixed, &v4, &v6] {
+        for socket in [one, other] {
+            let seen = witness.remember(socket.as_fd(), cookie(socket));
+            let ends = seen.and_then(|seen| seen.ends).expect("established");
+            let known = [socket.local_addr(), socket.peer_addr()];
+            let known = known.map(|address| Address::from(address.expect("connected")));
+            assert_eq!(ends, known);
+        }
+    }
+}
+
+/// A process that may change sequence numbers could use up all places with sockets that have no
+/// facts, because only a socket with facts is forgotten with its claim.
+#[test]
+fn a_socket_without_facts_takes_no_place() {
+    let Some(witness) = witness() else { return };
+    let [(one, _other)] = connections("127.0.0.1:0");
+    let repair = |on: libc::c_int| {
+        use std::os::fd::AsRawFd;
+        let length = size_of_val(&on) as libc::socklen_t;
+        let value = (&raw const on).cast();
+        // SAFETY: `on` is valid for its length.
+        let set = unsafe {
+            let fd = one.as_raw_fd();
+            libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, value, length)
+        };
+        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+    };
+    repair(1);
+    let seen = witness
+        .remember(one.as_fd(), cookie(&one))
+        .expect("it is one");
+    assert!(seen.ends.is_some() && seen.facts.is_none());
+    repair(0);
+    assert!(
+        witness.facts(cookie(&one)).is_none(),
+        "it is not remembered"
+    );
+    facts(&witness, &one);
+}
+
+#[test]
+fn a_file_is_ours_alone_when_its_last_other_descriptor_is_closed() {
+    let Some(witness) = witness() else { return };
+    let (one, other) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    assert!(witness.is_ours_alone(one.as_fd()));
+    let copy = one.try_clone().expect("a descriptor");
+    assert!(!witness.is_ours_alone(one.as_fd()));
+    assert!(!witness.is_ours_alone(copy.as_fd()));
+    drop(one);
+    assert!(witness.is_ours_alone(copy.as_fd()) && witness.is_ours_alone(other.as_fd()));
 }
 
 #[test]

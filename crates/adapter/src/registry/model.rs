@@ -6,6 +6,7 @@ use super::{
 use crate::slots::{Forks, Slots};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use toehold_channel::rendezvous::mapped;
 use toehold_channel::table::Reason;
 
 /// One client: one socket over which one process said hello.
@@ -59,6 +60,17 @@ pub enum Address {
         /// The inode.
         inode: u32,
     },
+}
+
+impl From<SocketAddr> for Address {
+    fn from(address: SocketAddr) -> Address {
+        let ip = match address.ip() {
+            IpAddr::V4(v4) => mapped(v4.octets()),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        let port = address.port();
+        Address::Internet { ip, port }
+    }
 }
 
 /// The name of a connection, seen from one end.

@@ -2,6 +2,7 @@
 //! messages.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod page;
 pub(crate) mod program;
 pub(crate) mod scene;
 pub(crate) mod sockets;
