@@ -28,9 +28,11 @@ mod poller;
 mod privileges;
 mod proving;
 mod rules;
+mod survivors;
 mod tick;
 mod user_quotas;
 
+use crate::aside::Aside;
 use crate::descriptors;
 use crate::diag::Diag;
 use crate::engine::Engine;
@@ -64,6 +66,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use survivors::Found;
 use tick::Tick;
 
 pub use poller::Stopper;
@@ -289,10 +292,22 @@ pub fn run(options: Options) -> Result<(), Error> {
     daemon.catch_signals()?;
     daemon.hail();
     if is_system {
-        daemon.begin_to_tick().map_err(os("make a timer for"))?;
+        daemon
+            .guard_against_waits()
+            .map_err(os("make a timer or threads for"))?;
         privileges::filter_calls().map_err(os("filter system calls for"))?;
     }
     daemon.serve()
+}
+
+/// Threads for work that a client can delay, and the results.
+#[derive(Debug)]
+struct Elsewhere {
+    /// Questions about processes, by user.
+    threads: Aside,
+    /// Pages of slabs that are given back, by pair.
+    givers: Aside,
+    found: Found,
 }
 
 /// An adapter that listens.
@@ -330,8 +345,6 @@ pub struct Daemon {
     adoptions: Adoptions,
     /// Does what a client can delay. A user's own adapter does it on its own thread.
     aside: Option<Elsewhere>,
-    /// A channel waits until pages of its region are given back.
-    awaits_pages: bool,
     /// Ends waits that a client can cause. A user's own adapter does not need it.
     tick: Option<Tick>,
     /// Clients whose socket will take more when the kernel has fewer descriptors in flight.
@@ -420,7 +433,6 @@ impl Daemon {
             foreign: Foreign::default(),
             adoptions: Adoptions::default(),
             aside: None,
-            awaits_pages: false,
             tick: None,
             throttled: BTreeSet::new(),
             pressure: Pressure::default(),
@@ -468,8 +480,8 @@ impl Daemon {
     /// When waiting for events fails, which only a broken kernel does.
     pub fn serve(&mut self) -> Result<(), Error> {
         if self.options.is_system {
-            let ticks = self.begin_to_tick();
-            ticks.map_err(|source| self.os_error("make a timer for", source))?;
+            let guarded = self.guard_against_waits();
+            guarded.map_err(|source| self.os_error("make a timer or threads for", source))?;
         }
         let dir = &self.options.runtime_dir;
         self.log
@@ -481,10 +493,21 @@ impl Daemon {
         served
     }
 
-    /// From now on waits that a client causes are cut short on this thread.
-    fn begin_to_tick(&mut self) -> io::Result<()> {
+    /// From now on waits that a client causes are cut short on this thread, or are another
+    /// thread's.
+    fn guard_against_waits(&mut self) -> io::Result<()> {
         if self.tick.is_none() {
             self.tick = Some(Tick::new()?);
+        }
+        if self.aside.is_none() {
+            let found = Found::new()?;
+            self.poller.watch(found.as_fd(), Source::Found)?;
+            self.aside = Some(Elsewhere {
+                threads: Aside::start()?,
+                givers: Aside::start()?,
+                found,
+            });
+            self.regions.give_back_later();
         }
         Ok(())
     }
@@ -527,6 +550,7 @@ impl Daemon {
                     Source::Listener => self.handle_arrivals(),
                     Source::Client(id) => self.handle_client(id, event),
                     Source::Process(id) => self.handle_process_end(id),
+                    Source::Found => self.handle_found(),
                 }
             }
             self.settle();
@@ -564,6 +588,7 @@ impl Daemon {
         self.forget_unclaimed();
         self.relieve_pressure();
         self.observe();
+        self.give_back_pages();
     }
 
     fn handle_reload(&mut self) {

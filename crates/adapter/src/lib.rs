@@ -18,12 +18,14 @@
 //! - [`wire`]: one message and its descriptors, each way.
 //! - `diag`, `attributes`, `firewall`, `shaping`: the kernel's answers about sockets, messages of
 //!   netlink, rules of the firewall, traffic control.
+//! - `aside`: threads for questions about processes that may delay the answers.
 //! - `descriptors`, `proc`, `entropy`, `epoll`, `printable`: how many descriptors it may have,
 //!   `/proc`, random bits, epoll(7), text of other users.
 
 // Only the log prints, because it limits the rate.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
+mod aside;
 mod attributes;
 pub mod client;
 pub mod daemon;

@@ -1,11 +1,12 @@
 //! The answer to `toehold status`, collected from the tables, the registry and `/proc`.
 
+use crate::aside::Aside;
 use crate::diag::Diag;
 use crate::engine;
 use crate::proc::mappings::{self, Mappings};
 use crate::proc::{self, Environment, OtherEnd, Sockets};
 use crate::registry::{End, Registry, TableId, Tuple};
-use crate::tables::{MappedTable, Tables};
+use crate::tables::{FileKey, MappedTable, Tables};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +14,7 @@ use std::ffi::OsStr;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 use toehold_channel::offload;
 use toehold_channel::preamble::PREAMBLE_BYTES;
 use toehold_channel::table::{
@@ -114,6 +116,35 @@ pub(crate) struct RulesInWords<'a> {
     pub(crate) are_namespaces_paired: bool,
 }
 
+/// Where the report comes from.
+#[derive(Clone, Copy)]
+pub(crate) struct Places<'a> {
+    /// Answers for our network namespace.
+    pub(crate) diag: Option<&'a Diag>,
+    pub(crate) runtime_dir: &'a Path,
+    /// Threads for questions about processes of other users.
+    pub(crate) aside: Option<&'a Aside>,
+}
+
+impl Places<'_> {
+    /// The answer of `ask`, a question about process `pid` which that process may delay.
+    fn ask<T: Send + 'static>(
+        &self,
+        pid: u32,
+        ask: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let Some(aside) = self.aside else {
+            return Some(ask());
+        };
+        let uid = proc::effective_user(pid)?;
+        aside.ask_within(uid.into(), ANSWER_TIME_MAX, ask)
+    }
+}
+
+/// The time that the system adapter waits for the kernel to show a process's memory: once for each
+/// user, whose further processes are passed over then.
+const ANSWER_TIME_MAX: Duration = Duration::from_millis(100);
+
 /// Collects the report. A process is listed when it said hello, or when it was the last to use a
 /// connection of such a process's family. Also frees entries of members that were killed.
 pub(crate) fn report(
@@ -122,10 +153,10 @@ pub(crate) fn report(
     registry: &Registry,
     rules: &RulesInWords,
     (engine, no_engine): (Option<engine::Report>, Option<String>),
-    (diag, runtime_dir): (Option<&Diag>, &Path),
+    places: Places<'_>,
 ) -> Report {
     let mut families = BTreeMap::new();
-    let mut collector = Collector::new(tables, registry, rules, diag);
+    let mut collector = Collector::new(tables, registry, rules, places);
     for client in clients {
         families
             .entry(client.table)
@@ -162,7 +193,7 @@ pub(crate) fn report(
     }
     let listed = Listed::new(&processes, rules.are_namespaces_paired);
     explain_by_partner(&mut processes, &listed);
-    let adapter_of = |pid| adapter_of(pid, tables, runtime_dir);
+    let adapter_of = |pid| adapter_of(pid, tables, places);
     explain_by_kernel(&mut processes, &listed, &mut sockets, adapter_of);
     Report {
         processes,
@@ -183,6 +214,7 @@ struct Collector<'a> {
     sockets: Sockets<'a>,
     living: Living,
     members: Members,
+    places: Places<'a>,
 }
 
 /// A family that is being listed.
@@ -197,7 +229,7 @@ impl<'a> Collector<'a> {
         tables: &'a Tables,
         registry: &'a Registry,
         rules: &'a RulesInWords<'a>,
-        diag: Option<&'a Diag>,
+        places: Places<'a>,
     ) -> Collector<'a> {
         Collector {
             tables,
@@ -205,9 +237,10 @@ impl<'a> Collector<'a> {
             rules,
             processes: BTreeMap::new(),
             names: Names::default(),
-            sockets: Sockets::new(diag),
+            sockets: Sockets::new(places.diag),
             living: Living::default(),
             members: Members::default(),
+            places,
         }
     }
 
@@ -325,7 +358,7 @@ impl<'a> Collector<'a> {
             return Some(self.sockets.spell(pid, tuple));
         }
         let fd = entry.fd.load(Ordering::Relaxed);
-        if !self.members.has(pid, id, self.tables) {
+        if !self.members.has(pid, id, self.tables, self.places) {
             return None;
         }
         match entry.flags.load(Ordering::Relaxed) & FLAG_UNIX {
@@ -505,16 +538,23 @@ enum ItsAdapter {
     Another,
 }
 
-/// `None` for a process that is not under Toehold.
-fn adapter_of(pid: u32, tables: &Tables, runtime_dir: &Path) -> Option<ItsAdapter> {
-    let mappings = Mappings::of(pid).filter(Mappings::have_table)?;
-    let mut files = tables.iter().filter_map(|(id, _)| tables.file(id));
-    if files.any(|file| mappings.have(file)) {
-        return Some(ItsAdapter::This);
-    }
-    let environment = Environment::of(pid);
-    let named = environment.get("TOEHOLD_RUNTIME_DIR");
-    Some(adapter_named(named, runtime_dir))
+/// `None` for a process that is not under Toehold, or that delays the answer.
+fn adapter_of(pid: u32, tables: &Tables, places: Places<'_>) -> Option<ItsAdapter> {
+    let files: Vec<FileKey> = tables
+        .iter()
+        .filter_map(|(id, _)| tables.file(id))
+        .collect();
+    let runtime_dir = places.runtime_dir.to_owned();
+    let its = move || {
+        let mappings = Mappings::of(pid).filter(Mappings::have_table)?;
+        if files.iter().any(|&file| mappings.have(file)) {
+            return Some(ItsAdapter::This);
+        }
+        let environment = Environment::of(pid);
+        let named = environment.get("TOEHOLD_RUNTIME_DIR");
+        Some(adapter_named(named, &runtime_dir))
+    };
+    places.ask(pid, its).flatten()
 }
 
 /// The adapter of a process whose table we do not have, by the directory that its environment
@@ -585,12 +625,13 @@ impl Living {
 struct Members(BTreeMap<(u32, TableId), bool>);
 
 impl Members {
-    fn has(&mut self, pid: u32, id: TableId, tables: &Tables) -> bool {
+    fn has(&mut self, pid: u32, id: TableId, tables: &Tables, places: Places<'_>) -> bool {
         let looked_up = self.0.entry((pid, id));
         *looked_up.or_insert_with(|| {
-            tables
-                .file(id)
-                .is_some_and(|file| mappings::has_mapped(pid, file))
+            let file = tables.file(id);
+            let has =
+                file.and_then(|file| places.ask(pid, move || mappings::has_mapped(pid, file)));
+            has.unwrap_or(false)
         })
     }
 }

@@ -7,7 +7,6 @@
 use crate::memfd::{self, MapError};
 use crate::printable::printable;
 use crate::registry::{End, TableId};
-use rustix::fs::{SeekFrom, seek};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
@@ -397,26 +396,40 @@ impl Drop for MappedTable {
     }
 }
 
-/// Ranges of the first `used` entries that begin in populated pages of the table's file.
+/// Ranges of the first `used` entries that begin in parts of the table's file that are not empty.
+/// `pread` makes no pages, and takes no lock of the file. (`lseek` would find holes faster, but it
+/// takes `inode_lock`, which a `write` of the file's owner may hold for ever.)
 fn with_pages(file: &OwnedFd, used: u32) -> Vec<Range<u32>> {
-    const START: u64 = ENTRIES_OFFSET as u64;
-    let place = |index: u32| START + u64::from(index) * size_of::<Entry>() as u64;
-    let index = |place: u64| {
-        let index = (place.max(START) - START).div_ceil(size_of::<Entry>() as u64);
+    const START: usize = ENTRIES_OFFSET;
+    const PART_BYTES: usize = 64 << 10;
+    let index = |place: usize| {
+        let index = (place.max(START) - START).div_ceil(size_of::<Entry>());
         u32::try_from(index).unwrap_or(used).min(used)
     };
-    let (mut found, mut at) = (Vec::new(), START);
-    while at < place(used) {
-        // Behind the last page there is no data.
-        let Ok(data) = seek(file, SeekFrom::Data(at)) else {
+    let (mut found, mut part) = (Vec::<Range<u32>>::new(), vec![0; PART_BYTES]);
+    let end = START + used as usize * size_of::<Entry>();
+    for from in (START..end).step_by(PART_BYTES) {
+        let wanted = &mut part[..PART_BYTES.min(end - from)];
+        let Ok(read) = rustix::io::pread(file, &mut *wanted, from as u64) else {
             break;
         };
-        let hole = seek(file, SeekFrom::Hole(data)).unwrap_or(u64::MAX);
-        found.push(index(data)..index(hole));
-        at = hole;
+        for (number, page) in wanted[..read].chunks(PAGE_BYTES).enumerate() {
+            let place = from + number * PAGE_BYTES;
+            let entries = index(place)..index(place + page.len());
+            match found.last_mut() {
+                _ if page == &NOTHING[..page.len()] => {}
+                Some(last) if last.end == entries.start => last.end = entries.end,
+                _ => found.push(entries),
+            }
+        }
     }
     found
 }
+
+/// The kernel makes all of a page or nothing.
+const PAGE_BYTES: usize = 4096;
+const NOTHING: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+const _: () = assert!(ENTRIES_OFFSET.is_multiple_of(PAGE_BYTES));
 
 /// Whether a memfd is in tmpfs. A memfd that was made with `MFD_HUGETLB` can have the same seals.
 fn is_in_ordinary_pages(file: &OwnedFd) -> io::Result<bool> {

@@ -5,6 +5,7 @@
 //! with the library, but run without it. A new adapter finds the programs of its dead predecessor
 //! in this way, and asks them to connect ([`hail`]).
 
+use crate::aside::Aside;
 use crate::descriptors::closes_at_once;
 use crate::diag::Diag;
 use crate::proc::mappings::Mappings;
@@ -20,6 +21,7 @@ use std::fs::OpenOptions;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 /// The programs of a runtime directory that we may inspect.
 #[derive(Debug, Default)]
@@ -132,7 +134,11 @@ fn report(clients: Vec<Client>, tables: &Tables, runtime_dir: &Path) -> Option<S
         &registry,
         &rules,
         (None, None),
-        (diag.as_ref(), runtime_dir),
+        status::Places {
+            diag: diag.as_ref(),
+            runtime_dir,
+            aside: None,
+        },
     );
     serde_json::to_string(&report).ok()
 }
@@ -166,19 +172,22 @@ fn shared(pid: u32, number: u32) -> Option<OwnedFd> {
 /// at their next calls. Returns the number of families. A family that we may not inspect connects
 /// when one of its connections asks for a channel.
 pub fn hail(runtime_dir: &Path, is_system: bool) -> usize {
+    // Without threads the system adapter does not look: it must not wait for a process of another
+    // user.
+    let aside = is_system.then(Aside::start).transpose();
+    let Ok(aside) = aside else { return 0 };
     let mut tables = Tables::default();
     let mut hailed = BTreeSet::new();
     for pid in proc::processes() {
-        if !Mappings::of(pid).is_some_and(|mappings| mappings.have_table()) {
-            continue;
-        }
-        let Some(number) = proc::table_descriptor(pid) else {
-            continue;
+        let file = match &aside {
+            None => table_of(pid, false),
+            Some(aside) => {
+                let uid = proc::effective_user(pid).unwrap_or_default();
+                let found =
+                    aside.ask_within(uid.into(), HAIL_TIME_MAX, move || table_of(pid, true));
+                found.flatten()
+            }
         };
-        let file = shared(pid, number).or_else(|| match is_system {
-            true => None,
-            false => opened(pid, number),
-        });
         let Some(table) = file.and_then(|file| tables.open(file).ok()) else {
             continue;
         };
@@ -189,6 +198,20 @@ pub fn hail(runtime_dir: &Path, is_system: bool) -> usize {
     }
     hailed.len()
 }
+
+/// The file of a process's table, if it has one.
+fn table_of(pid: u32, is_system: bool) -> Option<OwnedFd> {
+    Mappings::of(pid).filter(Mappings::have_table)?;
+    let number = proc::table_descriptor(pid)?;
+    shared(pid, number).or_else(|| match is_system {
+        true => None,
+        false => opened(pid, number),
+    })
+}
+
+/// The time that a new system adapter waits for the kernel to show a process's mappings: once for
+/// each user, whose further processes are passed over then.
+const HAIL_TIME_MAX: Duration = Duration::from_millis(250);
 
 /// The process that traces another one, and its name. A process can have only one tracer.
 #[must_use]

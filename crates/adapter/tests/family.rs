@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use support::scene::Scene;
+use support::stuck::StuckProcess;
 use support::{Adapter, FakeEnd, FakeLibrary, FakeTable, Scratch, connect, socket_pair};
 use toehold_adapter::client;
 use toehold_adapter::wire::{self, Received};
@@ -23,15 +24,16 @@ fn role() {
     let (local, remote) = (port(stream.local_addr()), port(stream.peer_addr()));
     let library = FakeLibrary::new(&dir);
     library.settle();
-    match &*role {
-        "has-a-worker" => has_a_worker(library, stream, local, remote),
-        "names-process-1" => {
+    match (&*role, role.strip_prefix("names-process-")) {
+        ("has-a-worker", _) => has_a_worker(library, stream, local, remote),
+        (_, Some(number)) => {
+            let number = number.parse().expect("a number");
             let table = library.table.words();
             let mut places = table.header().family.iter();
             let free = places.find(|place| place.load(Ordering::Relaxed) == 0);
-            free.expect("a place").store(1, Ordering::Relaxed);
+            free.expect("a place").store(number, Ordering::Relaxed);
             let end = library.pair(false, local, remote);
-            // Pretend that process 1 holds the connection, too.
+            // Pretend that this process holds the connection, too.
             library
                 .table
                 .entry(end.entry)
@@ -112,6 +114,44 @@ fn a_process_that_only_the_table_names_is_no_member_of_the_family() {
     scene.assert_untold();
     scene.program.kill();
     scene.assert_told();
+}
+
+/// As above, but the kernel does not show the mappings of that process. The dead program's ends go
+/// on until it does, and nobody waits.
+#[test]
+fn a_process_that_does_not_show_its_mappings_keeps_nobody_waiting() {
+    // Dropped after the process, so that an adapter that waits for it ends.
+    let mut scene = None;
+    let Some(stuck) = StuckProcess::new(NOBODY) else {
+        return;
+    };
+    let role = format!("names-process-{}", stuck.pid);
+    let scene = scene.insert(Scene::under_system(&role));
+    scene.program.kill();
+    for _ in 0..100 {
+        client::ping(&scene.scratch.path()).expect("it answers");
+    }
+    scene.assert_untold();
+    drop(stuck);
+    scene.assert_told();
+}
+
+/// A new adapter looks at the mappings of all processes.
+#[test]
+fn a_process_that_does_not_show_its_mappings_does_not_keep_an_adapter_from_starting() {
+    let Some(_stuck) = StuckProcess::new(NOBODY) else {
+        return;
+    };
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let place = std::path::Path::new("/nowhere/toehold");
+        toehold_adapter::unserved::hail(place, true);
+        done.send(()).expect("the test waits");
+    });
+    let long = std::time::Duration::from_secs(20);
+    is_done
+        .recv_timeout(long)
+        .expect("it does not wait for that process");
 }
 
 #[test]

@@ -18,8 +18,9 @@ use support::{
 use toehold_adapter::client;
 use toehold_adapter::daemon::Options;
 use toehold_adapter::wire;
+use toehold_channel::layout::SLAB_BYTES;
 use toehold_channel::rendezvous::{Kind, Message, mapped};
-use toehold_channel::table::Reason;
+use toehold_channel::table::{Reason, TABLE_BYTES};
 
 const SERVER: u32 = 60_001;
 const CLIENT: u32 = 60_002;
@@ -508,6 +509,71 @@ fn a_status_does_not_wait_for_a_socket_whose_lock_its_program_holds() {
         wire::send(root.as_fd(), &Message::new(Kind::Status), &[]).expect("sent");
         assert_answers(&scratch);
     });
+}
+
+/// Calls `act` while a `write` holds a file's lock: the program's page does not come.
+fn with_file_held(file: &impl AsFd, place: usize, page: StuckPage, act: impl FnOnce()) {
+    let file = file.as_fd();
+    let sleep = move |at| {
+        let place = place as libc::off_t;
+        // SAFETY: a mapped page.
+        let written = unsafe { libc::pwrite(file.as_raw_fd(), at as *const _, 1, place) };
+        assert_eq!(written, 1);
+    };
+    while_asleep(page, sleep, act);
+}
+
+#[test]
+fn a_table_that_its_program_writes_keeps_nobody_waiting() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let Some(page) = StuckPage::new() else {
+        return;
+    };
+    let table = FakeTable::new();
+    table.open(0, false);
+    let file = table.file.try_clone().expect("a descriptor");
+    with_file_held(&file, TABLE_BYTES - 1, page, || {
+        let _stranger = as_user(STRANGER, || FakeLibrary::with_table(&scratch.path(), table));
+        assert_answers(&scratch);
+    });
+}
+
+/// A channel ends and the next one begins while a process that has the slab holds the lock of its
+/// file.
+#[test]
+fn a_slab_that_a_program_writes_keeps_nobody_waiting() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let Some(page) = StuckPage::new() else {
+        return;
+    };
+    let [server, client] = two_users(&scratch, [86, 5006]);
+    let slab = server.offer().slab.expect("the first of its pair");
+    client.offer();
+    let pair = |from| {
+        let accepted = as_user(SERVER, || server.pair(true, 86, from));
+        let connected = as_user(CLIENT, || client.pair(false, from, 86));
+        (accepted, connected)
+    };
+    with_file_held(&slab, SLAB_BYTES - 1, page, || {
+        // Another region of the slab is begun.
+        let (accepted, connected) = pair(5007);
+        assert_answers(&scratch);
+        assert_eq!(server.offer().message.slot, 1);
+        let offer = client.offer();
+        let capacity_log2 = &offer.control().sides[0].publish.capacity_log2;
+        capacity_log2.store(20, Ordering::Relaxed);
+        server.withdraw(accepted);
+        client.withdraw(connected);
+        assert_answers(&scratch);
+    });
+    // The region is used again when its pages are given back.
+    pair(5008);
+    assert_eq!(server.offer().message.slot, 1);
+    assert_eq!(client.offer().message.slot, 1);
 }
 
 /// A program lists sockets by the socket that it has shown, and the list waits for the lock of one

@@ -2,10 +2,10 @@
 
 use super::connection::{Connection, Flushed, IntroducedFacts, Outgoing};
 use super::poller::Source;
+use super::survivors::{Outcome, Search};
 use super::{Daemon, spare_descriptor};
 use crate::descriptors::closes_at_once;
 use crate::proc::Sockets;
-use crate::proc::mappings;
 use crate::registry::{ClientId, End, Policy, Process, TableId};
 use crate::runtime_dir::user_id;
 use crate::tables::TableError;
@@ -64,8 +64,6 @@ pub(super) const CLIENTS_PER_USER_MAX: usize = CLIENTS_MAX / 4;
 const MESSAGES_PER_USER_TURN: usize = 256;
 /// Messages handled for one client before the next one's turn.
 const MESSAGES_PER_TURN: usize = 64;
-/// The most bytes of `/proc/PID/maps` that are read for one ended client: about 20,000 mappings.
-const MAPPINGS_BYTES_MAX: u64 = 2 << 20;
 /// Clients that are accepted before existing clients have their turn.
 const ARRIVALS_PER_TURN: usize = 64;
 
@@ -510,9 +508,51 @@ impl Daemon {
         self.charge(uid, ticks);
     }
 
-    /// A process has ended. Its partners are told, except for ends that its family still holds.
+    /// A process has ended. Looks for a living process of its family first.
     fn release_process(&mut self, id: ClientId) {
-        let survivor = self.survivor(id);
+        let survivor = self.connected_survivor(id);
+        let search = self.search(id).filter(|_| survivor.is_none());
+        let Some(search) = search else {
+            return self.release_with(id, survivor);
+        };
+        let Some(aside) = &self.aside else {
+            return self.release_with(id, search.run());
+        };
+        let Some(connection) = self.clients.get_mut(&id) else {
+            return;
+        };
+        // It would report the end again and again.
+        connection.pidfd = None;
+        let found = aside.found.clone();
+        let key = connection.uid.into();
+        let ask = move || found.add(Outcome::Survivor(id, search.run()));
+        aside.threads.ask(key, ask);
+    }
+
+    /// Goes on with what other threads have found or done.
+    pub(super) fn handle_found(&mut self) {
+        let found = self.aside.as_ref().map(|aside| aside.found.take());
+        for outcome in found.into_iter().flatten() {
+            match outcome {
+                Outcome::Survivor(id, survivor) => {
+                    let (uid, ticks) = (self.uid_of(id), self.ticks());
+                    // Another process of the family may have connected meanwhile.
+                    let survivor = self.connected_survivor(id).or(survivor);
+                    self.release_with(id, survivor);
+                    self.charge(uid, ticks);
+                }
+                Outcome::GaveBack(region) => {
+                    if self.regions.gave_back(region) {
+                        self.registry.reconsider();
+                    }
+                }
+            }
+        }
+    }
+
+    /// A process has ended, and its family has this survivor. Its partners are told, except for
+    /// ends that its family still holds.
+    fn release_with(&mut self, id: ClientId, survivor: Option<u32>) {
         let Some(connection) = self.clients.get_mut(&id) else {
             return;
         };
@@ -567,24 +607,22 @@ impl Daemon {
         }
     }
 
-    /// A living process of a dead client's family: another client, or a process that has the
-    /// family's table mapped.
-    fn survivor(&self, id: ClientId) -> Option<u32> {
-        let survivor = self.registry.survivor(id);
-        if let Some(survivor) = survivor.and_then(|survivor| self.clients.get(&survivor)) {
-            return Some(survivor.pid);
-        }
+    /// A living process of a dead client's family that is another client.
+    fn connected_survivor(&self, id: ClientId) -> Option<u32> {
+        let survivor = self.registry.survivor(id)?;
+        self.clients.get(&survivor).map(|survivor| survivor.pid)
+    }
+
+    /// The search for a process that has a dead client's table mapped; `None` if the table names no
+    /// process except the client's.
+    fn search(&self, id: ClientId) -> Option<Search> {
         let connection = self.clients.get(&id)?;
         let table = connection.table?;
         let file = self.tables.file(table)?;
         let members: BTreeSet<u32> = self.tables.get(table)?.members().collect();
-        let mut members = members.into_iter().map(|own| self.host_pid(table, own));
-        // The client controls these numbers, and how many mappings each process has, so the reading
-        // is limited.
-        let mut bytes_left = MAPPINGS_BYTES_MAX;
-        members.find(|&pid| {
-            pid != connection.pid && mappings::has_mapped_within(pid, file, &mut bytes_left)
-        })
+        let members = members.into_iter().map(|own| self.host_pid(table, own));
+        let pids: BTreeSet<u32> = members.filter(|&pid| pid != connection.pid).collect();
+        (!pids.is_empty()).then_some(Search { pids, file })
     }
 
     /// Our number of a family's process whose number in its own pid namespace is `own`.

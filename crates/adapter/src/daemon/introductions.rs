@@ -5,6 +5,7 @@ use super::Daemon;
 use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
 use super::doorbells::Doorbell;
+use super::survivors::Outcome as Done;
 use crate::diag::Diag;
 use crate::pressure::Sampled;
 use crate::proc;
@@ -264,6 +265,21 @@ impl Daemon {
         }
     }
 
+    /// Gives back pages of channels that have ended, on other threads: a process that has the slab
+    /// may hold the lock of its file.
+    pub(super) fn give_back_pages(&mut self) {
+        let Some(aside) = &self.aside else { return };
+        while let Some(part) = self.regions.poll_give_back() {
+            let found = aside.found.clone();
+            let key = part.pair.0;
+            aside.givers.ask(key, move || {
+                if let Some(region) = part.run() {
+                    found.add(Done::GaveBack(region));
+                }
+            });
+        }
+    }
+
     /// A pair's number as clients know it.
     pub(super) fn spoken(&self, pair: PairId) -> u64 {
         self.pair_numbers.wrapping_add(pair.0)
@@ -314,6 +330,11 @@ impl Daemon {
             for end in ends {
                 self.tables.set_verdict(end, Reason::NoResources);
             }
+            if error.kind() == io::ErrorKind::WouldBlock {
+                self.registry.hold(matched);
+                return;
+            }
+            self.registry.postpone(matched);
             let why = || format!("cannot make a region: {error}");
             self.log.log_limited("memory", why);
         })?;

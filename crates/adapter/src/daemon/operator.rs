@@ -44,7 +44,11 @@ impl Daemon {
             express: &|table| Some(self.express_rule(table)?.0.origin()),
             are_namespaces_paired: self.options.is_system && refusal.is_none(),
         };
-        let places = (self.diag.as_ref(), self.options.runtime_dir.as_path());
+        let places = status::Places {
+            diag: self.diag.as_ref(),
+            runtime_dir: self.options.runtime_dir.as_path(),
+            aside: self.aside.as_ref().map(|aside| &aside.threads),
+        };
         let mut report = status::report(
             processes,
             &self.tables,

@@ -37,6 +37,8 @@ pub(super) enum Source {
     Shaping,
     /// Something has come to the runtime directory.
     Directory,
+    /// A search for survivors has ended.
+    Found,
 }
 
 /// One event.
@@ -175,6 +177,7 @@ fn token_of(source: Source) -> u64 {
         Source::Firewall => 2 << 2 | TAG_STOP,
         Source::Directory => 3 << 2 | TAG_STOP,
         Source::Shaping => 4 << 2 | TAG_STOP,
+        Source::Found => 5 << 2 | TAG_STOP,
     }
 }
 
@@ -188,6 +191,7 @@ fn source_of(token: u64) -> Source {
         _ if id.0 == 2 => Source::Firewall,
         _ if id.0 == 3 => Source::Directory,
         _ if id.0 == 4 => Source::Shaping,
+        _ if id.0 == 5 => Source::Found,
         _ => Source::Stop,
     }
 }

@@ -86,7 +86,7 @@ struct Sets {
 }
 
 /// Makes the kernel refuse all system calls except [`CALLS`], and all opening of files except for
-/// reading.
+/// reading, in all threads of this process.
 ///
 /// # Errors
 /// When the kernel was built without seccomp filters.
@@ -98,8 +98,11 @@ pub(super) fn filter_calls() -> io::Result<()> {
     };
     // SAFETY: the program is valid for its length and is copied. `PR_SET_NO_NEW_PRIVS` was set.
     let done = unsafe {
-        let mode = libc::SECCOMP_MODE_FILTER as libc::c_ulong;
-        libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program)
+        let (mode, flags) = (
+            libc::SECCOMP_SET_MODE_FILTER,
+            libc::SECCOMP_FILTER_FLAG_TSYNC,
+        );
+        libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program)
     };
     if done != 0 {
         return Err(io::Error::last_os_error());

@@ -55,6 +55,19 @@ impl Mapped {
     }
 }
 
+impl Mapped {
+    /// Whether nothing is left of a region.
+    fn is_wiped(&self, slot: u32) -> bool {
+        let mut bytes = vec![1; REGION_BYTES];
+        // SAFETY: inside the mapping; nobody else uses it.
+        unsafe {
+            let region = self.0.add(place_in_slab(slot)).as_ptr();
+            region.copy_to_nonoverlapping(bytes.as_mut_ptr(), REGION_BYTES);
+        }
+        bytes.iter().all(|&byte| byte == 0)
+    }
+}
+
 impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: mapped by `of` with this length; references into it borrow from `self`.
@@ -104,9 +117,9 @@ fn slab_is_shown_once_and_its_slots_are_its_regions() {
         [first.shown, second.shown, third.shown],
         [[false; 2], [true; 2], [false; 2]]
     );
-    assert!(Rc::ptr_eq(&first.slab, &second.slab));
-    assert!(!Rc::ptr_eq(&first.slab, &third.slab));
-    assert!(Rc::ptr_eq(&first.pair, &third.pair));
+    assert!(Arc::ptr_eq(&first.slab, &second.slab));
+    assert!(!Arc::ptr_eq(&first.slab, &third.slab));
+    assert!(Arc::ptr_eq(&first.pair, &third.pair));
 }
 
 #[test]
@@ -118,6 +131,8 @@ fn warm_region_keeps_its_first_pages_for_a_while() {
     let slab = Mapped::of(&memory);
     slab.fill(0, 0, 1 << 20);
     slab.fill(0, 1, 8192);
+    let grown = &slab.control(0).sides[0].publish.capacity_log2;
+    grown.store(20, Ordering::Relaxed);
     assert_eq!(pages(&memory), 2 + 256 + 2);
     regions.close(Ended::Channel(ChannelId(1)), now);
     let kept = (WARM_RING_BYTES / 4096) as u64;
@@ -132,6 +147,36 @@ fn warm_region_keeps_its_first_pages_for_a_while() {
     assert_eq!(again.shown, [true; 2]);
 }
 
+/// Until the pages of a region are given back, a new channel must not use it: its bytes would be
+/// lost.
+#[test]
+fn region_whose_pages_are_still_to_be_given_back_is_not_used() {
+    let (mut regions, now) = (Regions::new(usize::MAX), Instant::now());
+    regions.give_back_later();
+    let memory = regions.create(&matched(1, 0, NEVER)).expect("memory");
+    regions.create(&matched(2, 1, NEVER)).expect("memory");
+    let slab = Mapped::of(&memory);
+    slab.fill(0, 0, 1 << 20);
+    let grown = &slab.control(0).sides[0].publish.capacity_log2;
+    grown.store(20, Ordering::Relaxed);
+    regions.close(Ended::Channel(ChannelId(1)), now);
+    let parts: Vec<_> = std::iter::from_fn(|| regions.poll_give_back()).collect();
+    assert_eq!(parts.len(), 2, "one for each ring");
+    let may_be_used = parts.into_iter().map(|part| {
+        let refused = regions.create(&matched(3, 0, NEVER)).expect_err("not yet");
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        regions.gave_back(part.run().expect("the slab stays"))
+    });
+    assert_eq!(may_be_used.collect::<Vec<_>>(), [false, true]);
+    assert_eq!(pages(&memory), 2 + (WARM_RING_BYTES / 4096) as u64);
+    regions.create(&matched(3, 0, NEVER)).expect("memory");
+    // Of a slab that is given up, nobody waits for the pages.
+    regions.close(Ended::Pair(PairId(1)), now);
+    let part = regions.poll_give_back().expect("all of the slab");
+    assert_eq!(part.run(), None);
+    assert_eq!(pages(&memory), 0);
+}
+
 #[test]
 fn slab_without_channels_is_given_up_and_so_is_all_of_a_pair() {
     let (mut regions, now) = (Regions::new(usize::MAX), Instant::now());
@@ -141,7 +186,7 @@ fn slab_without_channels_is_given_up_and_so_is_all_of_a_pair() {
     assert_eq!(pages(&memory), 0);
     let other = regions.create(&matched(2, 0, NEVER)).expect("memory");
     assert_eq!(other.shown, [false; 2]);
-    assert!(!Rc::ptr_eq(&memory.slab, &other.slab));
+    assert!(!Arc::ptr_eq(&memory.slab, &other.slab));
     Mapped::of(&other).fill(0, 1, 8192);
     regions.close(Ended::Channel(ChannelId(2)), now);
     regions.close(Ended::Pair(PairId(1)), now);
@@ -155,7 +200,7 @@ fn who_has_forked_gets_another_slab() {
     let before = regions.create(&matched(1, 0, NEVER)).expect("memory");
     regions.close(Ended::Channel(ChannelId(1)), now);
     let after = regions.create(&matched(2, 0, [0, 1])).expect("memory");
-    assert!(!Rc::ptr_eq(&before.slab, &after.slab));
+    assert!(!Arc::ptr_eq(&before.slab, &after.slab));
     assert_eq!(after.shown, [false; 2]);
     assert_eq!(pages(&before), 0, "a child may have it mapped");
 }
@@ -173,7 +218,22 @@ fn another_process_is_shown_nothing_but_the_channel_it_resumes() {
     regions.close(Ended::Channel(ChannelId(2)), now);
     assert_eq!(pages(&shown), 0, "nothing of it is kept");
     let next = regions.create(&matched(3, 1, NEVER)).expect("memory");
-    assert!(!Rc::ptr_eq(&shown.slab, &next.slab));
+    assert!(!Arc::ptr_eq(&shown.slab, &next.slab));
+}
+
+#[test]
+fn another_process_finds_nothing_in_regions_whose_pages_are_given_back_later() {
+    let (mut regions, now) = (Regions::new(usize::MAX), Instant::now());
+    regions.give_back_later();
+    let memory = regions.create(&matched(1, 0, NEVER)).expect("memory");
+    regions.create(&matched(2, 1, NEVER)).expect("memory");
+    let slab = Mapped::of(&memory);
+    slab.fill(0, 1, 8192);
+    regions.close(Ended::Channel(ChannelId(1)), now);
+    let before = pages(&memory);
+    regions.get(ChannelId(2), true).expect("it has memory");
+    assert_eq!(pages(&memory), before, "no page was made");
+    assert!(slab.is_wiped(0) && !slab.is_wiped(1));
 }
 
 #[test]

@@ -6,6 +6,7 @@ pub(crate) mod page;
 pub(crate) mod program;
 pub(crate) mod scene;
 pub(crate) mod sockets;
+pub(crate) mod stuck;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

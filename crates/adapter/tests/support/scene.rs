@@ -2,6 +2,7 @@
 
 use std::net::{TcpListener, TcpStream};
 
+use toehold_adapter::daemon::Options;
 use toehold_channel::table::{COMMAND_NONE, COMMAND_PEER_GONE};
 
 use super::program::Program;
@@ -21,7 +22,22 @@ impl Scene {
     /// Starts a program of the given role, which connects.
     pub(crate) fn with(role: &str) -> Scene {
         let scratch = Scratch::new();
-        let adapter = Adapter::start(&scratch.path());
+        let options = Options::foreground(scratch.path());
+        Scene::of(role, scratch, options)
+    }
+
+    /// As [`Scene::with`], under a system adapter.
+    pub(crate) fn under_system(role: &str) -> Scene {
+        let scratch = Scratch::new();
+        let options = Options::system(scratch.path());
+        Scene::of(role, scratch, options)
+    }
+
+    fn of(role: &str, scratch: Scratch, options: Options) -> Scene {
+        let adapter = Adapter::start_with(Options {
+            foreground: false,
+            ..options
+        });
         let server = FakeLibrary::new(&scratch.path());
         let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
         let port = listener.local_addr().expect("bound").port();
