@@ -22,6 +22,8 @@ const CUBIC_BETA: f64 = 0.7;
 //= RFC 9438#5.1
 //# Therefore, _C_ SHOULD be set to 0.4.
 const CUBIC_C: f64 = 0.4;
+/// Before the first congestion, the window grows by at least this part in each round trip.
+const CUBIC_FIRST_PARTS: f64 = 20.0;
 /// RFC 8257 section 4.2: the weight g of the newest fraction.
 const DCTCP_GAIN: f64 = 1.0 / 16.0;
 
@@ -380,8 +382,17 @@ impl Cubic {
         //= RFC 9438#4.3
         //# If so, CUBIC is in the Reno-friendly region and _cwnd_ SHOULD be set to _W_est_ at each
         //# reception of a new ACK.
+        // Section 4.10: a first slow start that ended without a loss has found no W_max, and CUBIC
+        // begins the convex region there, with a hardly growing window. A deviation, and Linux's
+        // (bictcp_update): until the first congestion, the window grows by at least a twentieth in
+        // each round trip. Otherwise a path whose jitter looks like a queue would stay empty for
+        // many seconds.
+        let least = match self.cwnd_prior {
+            0.0 => acked / CUBIC_FIRST_PARTS,
+            _ => 0.0,
+        };
         if w_cubic(t) < self.w_est {
-            return (self.w_est - window).max(0.0) * mss;
+            return (self.w_est - window).max(least) * mss;
         }
         //= RFC 9438#4.4
         //# In this region, _cwnd_ MUST be incremented by
@@ -389,7 +400,7 @@ impl Cubic {
         //# In this region, _cwnd_ MUST be incremented by
         // Sections 4.4 and 4.5: towards the target of one round trip ahead, at most 1.5 windows.
         let target = w_cubic(t + progress.srtt.as_secs_f64()).clamp(window, 1.5 * window);
-        (target - window) / window * acked * mss
+        ((target - window) / window * acked).max(least) * mss
     }
 
     //= RFC 9438#4.7
@@ -482,6 +493,28 @@ mod tests {
             }
         }
         assert!((980 * MSS..=1_020 * MSS).contains(&cwnd), "{cwnd}");
+    }
+
+    /// As on Linux. Without this, the window would grow by a segment in each round trip at first.
+    #[test]
+    fn cubic_grows_by_a_twentieth_in_a_round_trip_until_the_first_congestion() {
+        let mut congestion = Congestion::new(CongestionControl::Cubic, Instant::ZERO, 1);
+        let mut cwnd = 100 * MSS;
+        // HyStart++ has ended the first slow start.
+        congestion.ssthresh = cwnd;
+        let mut go = |congestion: &mut Congestion, round: u64| {
+            for _ in 0..cwnd / (2 * MSS) {
+                cwnd = congestion.grow(cwnd, ack(round * 100, 2 * MSS));
+            }
+            cwnd
+        };
+        let grown = (0..20).map(|round| go(&mut congestion, round)).last();
+        // 100 * 1.05^20.
+        let grown = grown.expect("there were rounds");
+        assert!((255 * MSS..=270 * MSS).contains(&grown), "{grown}");
+        congestion.reduce(grown, grown, MSS, false);
+        let later = go(&mut congestion, 20);
+        assert!(later < grown + grown / 50, "{later} after {grown}");
     }
 
     /// RFC 9438 section 4.8.
