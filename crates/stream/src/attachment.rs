@@ -149,6 +149,13 @@ impl Attachment {
         self.users.load(REGION_SEQ_CST) != 0 || self.sleepers.any()
     }
 
+    /// True while more threads are inside than sleep, so that one of them runs. A thread that
+    /// sleeps inside a call is counted twice, and one that sleeps in `poll` once. So a thread that
+    /// runs may be missed beside the latter.
+    pub fn is_running(&self) -> bool {
+        u64::from(self.users.load(REGION_SEQ_CST)) > self.sleepers.count()
+    }
+
     /// After fork: the threads that were counted are the parent's.
     pub fn forget_threads(&self) {
         // The load avoids most stores, so most of the child's pages need no copy.
@@ -219,7 +226,13 @@ impl Sleepers {
     /// True when a thread sleeps.
     #[inline]
     pub fn any(&self) -> bool {
-        self.0.load(REGION_SEQ_CST) & (READER - 1) != 0
+        self.count() != 0
+    }
+
+    /// The threads that sleep.
+    #[inline]
+    fn count(&self) -> u64 {
+        self.0.load(REGION_SEQ_CST) & (READER - 1)
     }
 
     /// True when a thread sleeps that may wait for credit.
@@ -251,5 +264,20 @@ mod tests {
         drop(inside);
         assert!(!attachment.is_used());
         assert_eq!(attachment.take_unused(), Some(&raw mut memory));
+    }
+
+    #[test]
+    fn thread_that_sleeps_inside_a_call_does_not_run() {
+        let attachment = Attachment::default();
+        let mut memory = 0u8;
+        attachment.put(&raw mut memory);
+        let inside = attachment.enter().expect("a region");
+        assert!(attachment.is_running());
+        attachment.sleepers.enter();
+        assert!(!attachment.is_running() && attachment.is_used());
+        let another = attachment.enter().expect("a region");
+        assert!(attachment.is_running());
+        drop((inside, another));
+        assert!(!attachment.is_running() && attachment.is_used());
     }
 }

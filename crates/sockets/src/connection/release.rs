@@ -222,10 +222,39 @@ enum Left {
     NotAtAll,
 }
 
+/// The threads of this process that are in a region.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Inside {
+    Nobody,
+    /// All of them sleep.
+    Asleep,
+    Running,
+}
+
+/// Waits for threads that were inside a call when the descriptor was closed. A thread that sleeps
+/// may have been woken just before, or may sleep for long. On busy processors a turn lasts as long
+/// as other programs run, so the turns are no limit for it.
+fn await_exit(inside: impl Fn() -> Inside, yield_now: impl Fn(), now_ns: impl Fn() -> u64) {
+    const TURNS_MAX: u32 = 1000;
+    const ASLEEP_NS_MAX: u64 = 20_000_000;
+    let mut since_ns = None;
+    for _ in 0..TURNS_MAX {
+        match inside() {
+            Inside::Nobody => return,
+            Inside::Running => {}
+            Inside::Asleep => {
+                let now = now_ns();
+                if now - *since_ns.get_or_insert(now) >= ASLEEP_NS_MAX {
+                    return;
+                }
+            }
+        }
+        yield_now();
+    }
+}
+
 /// Ends this process's use of a region once nobody here is inside it.
 fn leave_region(connection: &Connection, region: NonNull<u8>) -> Left {
-    /// Turns to wait for threads that were inside a call when the descriptor was closed.
-    const TURNS_MAX: u32 = 1000;
     let (entry, local) = (connection.entry, connection.local);
     let rx = takeover::lock_receiving(connection);
     let tx = takeover::lock_sending(connection);
@@ -237,15 +266,15 @@ fn leave_region(connection: &Connection, region: NonNull<u8>) -> Left {
     drop(wake);
     drop(rx);
     drop(tx);
-    let is_inside = || !has_all || local.attachment.is_used();
-    let mut turns = 0;
-    while is_inside() && turns < TURNS_MAX {
-        turns += 1;
-        sys::yield_now();
-    }
+    let inside = || match () {
+        () if !has_all || local.attachment.is_running() => Inside::Running,
+        () if local.attachment.is_used() => Inside::Asleep,
+        () => Inside::Nobody,
+    };
+    await_exit(inside, sys::yield_now, sys::now_ns);
     local.offered.store(null_mut(), Ordering::Relaxed);
     leave_pair(local);
-    if is_inside() {
+    if inside() != Inside::Nobody {
         // It gets memory in which it can do no harm, for as long as the process lives.
         local.slab.store(0, Ordering::Relaxed);
         return if slabs::replace(connection, region) {
@@ -259,4 +288,27 @@ fn leave_region(connection: &Connection, region: NonNull<u8>) -> Left {
         slabs::replace(connection, region);
     }
     Left::Empty
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+
+    use super::*;
+
+    /// Waits while `inside`, where each turn lasts 4 ms. Returns the turns.
+    fn turns_of(inside: Inside) -> u64 {
+        const TURN_NS: u64 = 4_000_000;
+        let turns = Cell::new(0);
+        let turn = || turns.set(turns.get() + 1);
+        await_exit(|| inside, turn, || turns.get() * TURN_NS);
+        turns.get()
+    }
+
+    #[test]
+    fn close_on_busy_processors_does_not_wait_long_for_a_sleeper() {
+        assert_eq!(turns_of(Inside::Nobody), 0);
+        assert_eq!(turns_of(Inside::Asleep), 5);
+        assert_eq!(turns_of(Inside::Running), 1000);
+    }
 }
