@@ -184,6 +184,8 @@ pub struct Interest {
     /// never reset, so that a look which began before such a change is recognised, even when the
     /// place holds another registration by now.
     version: AtomicU32,
+    /// A [`State`], and above it the number of registrations that have ended in this place. So a
+    /// thread that has found an earlier one does not move this one ([`Interest::moves_if`]).
     state: AtomicU32,
     /// Edge-triggered: what was reported last, and the peer's position then.
     edge_mask: AtomicU32,
@@ -223,6 +225,11 @@ pub fn armed(events: u32) -> u32 {
     events | ERR | HUP
 }
 
+/// The bits of `Interest::state` that are the state.
+const STATE_MASK: u32 = (1 << STATE_BITS) - 1;
+const STATE_BITS: u32 = 4;
+const _: () = assert!(State::ALL.len() <= 1 << STATE_BITS);
+
 /// The ordering with which `version` is stored, after events and data. Pairs with the load in
 /// [`Interest::look`], which then loads the new events.
 const VERSION_RELEASE: Ordering = Ordering::Release;
@@ -234,33 +241,52 @@ impl Interest {
     /// The owner of the registration.
     #[inline(always)]
     pub fn state(&self) -> State {
-        State::of(self.state.load(Ordering::Relaxed))
+        State::of(self.state.load(Ordering::Relaxed) & STATE_MASK)
     }
 
     /// Moves the registration to the state `to`. The caller holds the instance's lock, or is the
     /// only one that knows the registration.
     pub fn become_state(&self, to: State) {
-        let from = self.state();
+        let word = self.state.load(Ordering::Relaxed);
+        let from = State::of(word & STATE_MASK);
         debug_assert!(from.leads_to(to), "{from:?} to {to:?}");
+        let ended = u32::from(to == State::Gone) << STATE_BITS;
         // If another thread of the program parks the registration at this moment, this store
-        // overwrites that.
-        self.state.store(to as u32, Ordering::Relaxed);
+        // overwrites that. Release pairs with the Acquire load in `moves_if`: what the place's next
+        // registration is comes before its state.
+        self.state
+            .store(with_state(word.wrapping_add(ended), to), Ordering::Release);
     }
 
     /// Ends the registration: the state in which it was. The caller holds the instance's lock. If
     /// another thread of the program parks the registration at this moment, that thread or the
     /// caller has moved it out of the former state, and not both.
     pub fn end(&self) -> State {
-        State::of(self.state.swap(State::Gone as u32, Ordering::Relaxed))
+        let ended = |word: u32| Some(with_state(word, State::Gone));
+        let before = (self.state).fetch_update(Ordering::Relaxed, Ordering::Relaxed, ended);
+        State::of(before.unwrap_or(0) & STATE_MASK)
     }
 
     /// Moves the registration from state `from` to state `to`; false when it is in another state.
     /// When two threads try at the same time, one succeeds.
     pub fn moves(&self, from: State, to: State) -> bool {
+        self.moves_if(from, to, || true)
+    }
+
+    /// As [`Interest::moves`], for a caller that has found the registration without a lock. `is_it`
+    /// tells whether this is the one that the caller means. False when it is another one, or
+    /// becomes another one meanwhile.
+    #[inline]
+    pub fn moves_if(&self, from: State, to: State, is_it: impl FnOnce() -> bool) -> bool {
         debug_assert!(from.leads_to(to), "{from:?} to {to:?}");
-        self.state
-            .compare_exchange(from as u32, to as u32, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok()
+        // Acquire pairs with the Release store in `become_state`.
+        let word = self.state.load(Ordering::Acquire);
+        let moved = with_state(word, to);
+        let exchange = || {
+            // Relaxed: where the registration is another one by now, so is the count in the word.
+            (self.state).compare_exchange(word, moved, Ordering::Relaxed, Ordering::Relaxed)
+        };
+        State::of(word & STATE_MASK) == from && is_it() && exchange().is_ok()
     }
 
     /// The program's events; without readiness when a one-shot was reported.
@@ -412,6 +438,12 @@ impl Interest {
         }
         true
     }
+}
+
+/// A word of `Interest::state` with another state.
+#[inline]
+fn with_state(word: u32, state: State) -> u32 {
+    word & !STATE_MASK | state as u32
 }
 
 fn is_spent(events: u32) -> bool {

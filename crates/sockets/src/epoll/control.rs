@@ -100,7 +100,7 @@ pub(crate) fn control(
         libc::EPOLL_CTL_MOD => in_kernel().modify(&connection, known?, event?),
         libc::EPOLL_CTL_DEL => {
             let (_, one) = known?;
-            if one.moves(State::InBitmap, State::Parked) {
+            if parks(number, &connection, one) {
                 epoll.ours.fetch_sub(1, Ordering::Relaxed);
                 return Some(Ok(()));
             }
@@ -335,6 +335,15 @@ impl InKernel {
     }
 }
 
+/// The program removes `one`, which was found without a lock as that of `connection` with instance
+/// `number`. True when it is parked now. False when it is in another state, or another
+/// registration: another thread has removed it meanwhile, and its place was used again.
+#[inline(always)]
+fn parks(number: u32, connection: &Connection, one: &Registration) -> bool {
+    let is_it = || one.is_of(connection, number);
+    one.moves_if(State::InBitmap, State::Parked, is_it)
+}
+
 /// A parked registration is added again. `None` when it is on its way out of our table; false when
 /// the caller has to [`show`] it.
 ///
@@ -350,7 +359,7 @@ fn take_back(
 ) -> Option<bool> {
     let members = connection.local.membership.lock();
     let _held = epoll.lock.lock_within(&members);
-    if one.state() != State::Parked {
+    if one.state() != State::Parked || !one.is_of(connection, number) {
         return None;
     }
     seen_waits::seen(connection);
@@ -403,4 +412,50 @@ fn is_marked(connection: &Connection, one: &Registration) -> bool {
             let wants_room = one.events() & WRITABLE != 0;
             end.rx_mode() == Mode::Ring && (!wants_room || end.tx_mode() == Mode::Ring)
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A registration of `connection` with instance `number`, which a ready bitmap reports.
+    fn in_bitmap(number: u32, connection: &Connection) -> Registration {
+        let one = Registration::default();
+        begin(&one, number, connection);
+        one
+    }
+
+    fn begin(one: &Registration, number: u32, connection: &Connection) {
+        one.generation
+            .store(connection.generation, Ordering::Relaxed);
+        one.epoll.store(number, Ordering::Relaxed);
+        one.connection.store(connection.index + 1, LINK_RELEASE);
+        one.become_state(State::Plain);
+        one.become_state(State::InBitmap);
+    }
+
+    #[test]
+    fn registration_is_parked_by_the_program_that_removes_it() {
+        let connection = Connection::of_a_test(-1);
+        let one = in_bitmap(3, &connection);
+        assert!(parks(3, &connection, &one));
+        assert_eq!(one.state(), State::Parked);
+        assert!(!parks(3, &connection, &one), "it is removed already");
+    }
+
+    /// A thread has found a registration to remove. Before it does so, another thread has removed
+    /// that one, and its place is another connection's.
+    #[test]
+    fn registration_in_the_place_of_one_that_was_removed_is_not_parked() {
+        let removed = Connection::of_a_test(-1);
+        let next = Connection {
+            index: 1,
+            ..Connection::of_a_test(-1)
+        };
+        let one = in_bitmap(3, &removed);
+        one.become_state(State::Gone);
+        begin(&one, 3, &next);
+        assert!(!parks(3, &removed, &one));
+        assert_eq!(one.state(), State::InBitmap);
+    }
 }

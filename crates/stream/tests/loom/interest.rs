@@ -206,3 +206,36 @@ fn parking_and_closing_count_the_member_out_once() {
         assert_eq!(member.interest.state(), State::Gone);
     });
 }
+
+/// One thread removes a registration that it has found without a lock. Meanwhile another thread
+/// removes it, too, and the place is used again.
+#[test]
+fn registration_is_not_parked_for_the_one_before_in_its_place() {
+    explore(3, || {
+        let member = Member::new(IN);
+        // The connection whose registration it is.
+        let connection = Arc::new(AtomicU32::new(1));
+        let (other, others) = (member.clone(), connection.clone());
+        let thread = loom::thread::spawn(move || {
+            let was = other.interest.end();
+            others.store(0, Ordering::Relaxed);
+            other.interest.become_state(State::Gone);
+            others.store(2, Ordering::Relaxed);
+            other.interest.become_state(State::Plain);
+            other.interest.become_state(State::InBitmap);
+            was
+        });
+        let is_it = || connection.load(Ordering::Relaxed) == 1;
+        let is_parked = member
+            .interest
+            .moves_if(State::InBitmap, State::Parked, is_it);
+        let was = thread.join().unwrap();
+        let expected = if is_parked {
+            State::Parked
+        } else {
+            State::InBitmap
+        };
+        assert_eq!(was, expected);
+        assert_eq!(member.interest.state(), State::InBitmap, "of connection 2");
+    });
+}
