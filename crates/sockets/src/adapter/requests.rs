@@ -152,7 +152,7 @@ fn look_for_a_slice(table: &Table, slice: Slice) -> bool {
 
 /// Looks at a connection if something is asked of it: whether that is so.
 fn look_at_entry(index: u32) -> bool {
-    let (Some(entry), Some(local)) = (table::entry(index), connection::local(index)) else {
+    let Some((entry, local)) = connection::words(index) else {
         // Those that this process has not come across are others' of its family.
         return false;
     };

@@ -48,6 +48,9 @@ static LOCALS: Chunks<Local, { table::CHUNK_LOG2 }, { table::CHUNKS }> = Chunks:
 pub(crate) struct Local {
     /// The mapped region, if there is one, and the threads that use it.
     pub(crate) attachment: Attachment,
+    /// The state that the family shares, in the table; null while this process has held no
+    /// connection here.
+    entry: AtomicPtr<Entry>,
     /// The pair of processes the channel belongs to.
     pub(crate) pair: AtomicPtr<Pair>,
     /// An offer's region that could not be attached yet.
@@ -56,8 +59,9 @@ pub(crate) struct Local {
     pub(crate) parked: AtomicPtr<u8>,
     /// The slab that its first region is in, by number; 0 for none.
     pub(crate) slab: AtomicU32,
-    /// Since when the channel has been drained and refused, nanoseconds; 0 when it is not.
-    pub(crate) over_since_ns: AtomicU64,
+    /// Whether the program has been seen waiting for it, see [`crate::waiting::seen_waits`]. In the
+    /// first cache line, which each call on the host path reads.
+    pub(crate) waits: AtomicU32,
     /// Kernel receives of this process on the carrier while no channel is attached.
     pub(crate) rx_in_flight: Calls,
     /// As `rx_in_flight`, of sends.
@@ -67,6 +71,8 @@ pub(crate) struct Local {
     /// Threads that are giving up this process's hold on a connection here. While there are any, no
     /// other connection begins here.
     pub(crate) leavers: AtomicU32,
+    /// Since when the channel has been drained and refused, nanoseconds; 0 when it is not.
+    pub(crate) over_since_ns: AtomicU64,
     /// The thread that is closing one of them, by its thread pointer, or 0.
     closer: AtomicUsize,
     /// The connection that this one replaces, as number and generation in one word, or 0. See
@@ -88,13 +94,23 @@ pub(crate) struct Local {
     pub(crate) spin: spin::SpinHistory,
     /// When the carrier was last looked at for an end of file, nanoseconds.
     pub(crate) carrier_seen_ns: AtomicU64,
-    /// Whether the program has been seen waiting for it, see [`crate::waiting::seen_waits`].
-    pub(crate) waits: AtomicU32,
     /// The carrier's part in [`crate::express`].
     pub(crate) express: Words,
 }
 
+const _: () = assert!(core::mem::offset_of!(Local, rx_in_flight) == 64);
+
 impl Local {
+    /// The state that the family shares. `None` when this process has held no connection here.
+    #[inline(always)]
+    fn entry(&self) -> Option<&'static Entry> {
+        // Acquire pairs with the Release store in `hold_entry`.
+        let entry = self.entry.load(Ordering::Acquire);
+        // SAFETY: an entry of the table, which stays mapped as long as the process lives; all
+        // atomics.
+        unsafe { entry.as_ref() }
+    }
+
     /// True in a thread that is closing a descriptor of the connection whose number is already
     /// forgotten.
     #[inline]
@@ -308,6 +324,9 @@ pub(crate) fn local(index: u32) -> Option<&'static Local> {
 pub(crate) fn hold_entry(index: u32) -> Option<(&'static Entry, &'static Local)> {
     let entry = table::table()?.entry(index)?;
     let local = LOCALS.get_or_map(index as usize)?;
+    let place = core::ptr::from_ref(entry).cast_mut();
+    // Release pairs with the Acquire load in `Local::entry`.
+    local.entry.store(place, Ordering::Release);
     // Acquire pairs with the Release by which `release` counts the thread out.
     (local.leavers.load(Ordering::Acquire) == 0).then_some((entry, local))
 }
@@ -322,13 +341,22 @@ pub(crate) fn at(fd: i32) -> Option<Connection> {
 /// Connection `index` of the given generation, with the descriptor `fd`.
 #[inline(always)]
 pub(crate) fn numbered(fd: i32, index: u32, generation: u32) -> Option<Connection> {
+    let (entry, local) = words(index)?;
     Some(Connection {
         fd,
         index,
         generation,
-        entry: table::entry(index)?,
-        local: local(index)?,
+        entry,
+        local,
     })
+}
+
+/// The words of connection `index`, the family's and this process's. `None` when this process has
+/// held no connection there.
+#[inline(always)]
+pub(crate) fn words(index: u32) -> Option<(&'static Entry, &'static Local)> {
+    let local = local(index)?;
+    Some((local.entry()?, local))
 }
 
 /// A connection that this process holds, by number.
@@ -362,7 +390,7 @@ pub(crate) fn each_used(mut each: impl FnMut(u32, &'static Entry, &'static Local
     let Some(table) = table::table() else { return };
     for index in 0..table.entries_used() {
         // Entries without words in this process belong to other members of the family.
-        if let (Some(entry), Some(local)) = (table::entry(index), local(index)) {
+        if let Some((entry, local)) = words(index) {
             each(index, entry, local);
         }
     }

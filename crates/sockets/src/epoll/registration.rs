@@ -10,7 +10,7 @@ pub(super) use toehold_stream::interest::{Interest, State, armed};
 use crate::connection::{self, Connection};
 use crate::lock;
 use crate::memory::chunks::Chunks;
-use crate::process::{self, descriptors, table};
+use crate::process::{self, descriptors};
 
 /// The events that the kernel watches on a carrier for us.
 pub(super) const CARRIER_EVENTS: u32 = (EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLET) as u32;
@@ -136,13 +136,8 @@ impl Registration {
 
     pub(super) fn behind(&self) -> Option<Connection> {
         let index = self.connection.load(LINK_ACQUIRE).checked_sub(1)?;
-        let connection = Connection {
-            fd: self.carrier(),
-            index,
-            generation: self.generation.load(Ordering::Relaxed),
-            entry: table::entry(index)?,
-            local: connection::local(index)?,
-        };
+        let generation = self.generation.load(Ordering::Relaxed);
+        let connection = connection::numbered(self.carrier(), index, generation)?;
         (connection.is_current()
             && connection.entry.state.load(Ordering::Relaxed) == EntryState::Live as u32)
             .then_some(connection)
@@ -229,7 +224,10 @@ pub(super) fn free_registration(number: u32) {
     };
     // Relaxed: 0 leads to nothing.
     gone.connection.store(0, Ordering::Relaxed);
-    gone.set_duplicate(0, false);
+    if gone.duplicate.load(Ordering::Relaxed) != 0 {
+        gone.set_duplicate(0, false);
+    }
+    gone.is_borrowed.store(0, Ordering::Relaxed);
     gone.become_state(State::Gone);
     let _held = FREE_LOCK.lock();
     gone.next

@@ -13,7 +13,7 @@ use crate::connection::release;
 use crate::connection::{self, Connection, HINT_LOOK, Local};
 use crate::epoll::orphans;
 use crate::memory::pairs::Pair;
-use crate::process::{descriptors, table};
+use crate::process::descriptors;
 use crate::system::sys;
 
 /// The role of our end of a parked carrier.
@@ -78,10 +78,6 @@ impl RetireReason {
     }
 }
 
-fn words(index: u32) -> Option<(&'static Entry, &'static Local)> {
-    Some((table::entry(index)?, connection::local(index)?))
-}
-
 fn list(role: Role) -> &'static List {
     &LISTS[role as usize]
 }
@@ -117,7 +113,7 @@ pub(super) fn is_young(words: &Words, now: u64) -> bool {
 
 /// A carrier, by its own number.
 pub(super) fn carrier(index: u32) -> Option<Connection> {
-    let (entry, local) = words(index)?;
+    let (entry, local) = connection::words(index)?;
     Some(Connection {
         fd: local.express.high()?,
         index,
@@ -165,7 +161,7 @@ pub(super) fn fetch_next_to_claim() {
     let Some(index) = head.checked_sub(1) else {
         return;
     };
-    if let Some((entry, _)) = words(index) {
+    if let Some((entry, _)) = connection::words(index) {
         prefetch::for_read(&raw const entry.rx_hints);
     }
     if let Some(end) = carrier(index).and_then(|carrier| carrier.end()) {
@@ -207,7 +203,7 @@ fn renew(role: Role, index: u32) {
 /// until `each` returns false. `each` may take the carrier off the list.
 pub(super) fn each(role: Role, mut each: impl FnMut(u32, &'static Entry, &'static Local) -> bool) {
     let mut number = list(role).head.load(Ordering::Relaxed);
-    while let Some((entry, local)) = number.checked_sub(1).and_then(words) {
+    while let Some((entry, local)) = number.checked_sub(1).and_then(connection::words) {
         let index = number - 1;
         number = local.express.next.load(Ordering::Relaxed);
         if !each(index, entry, local) {

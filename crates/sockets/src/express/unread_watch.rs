@@ -232,8 +232,7 @@ fn after_look(saying: u32) -> u32 {
 }
 
 fn carrier_of(index: u32) -> Option<(Connection, &'static Local)> {
-    let local = connection::local(index)?;
-    let entry = crate::process::table::entry(index)?;
+    let (entry, local) = connection::words(index)?;
     let is_ours = local.express.is_carrier()
         && entry.state.load(Ordering::Relaxed) == EntryState::Live as u32
         && entry.pid.load(Ordering::Relaxed) == process::pid();

@@ -44,9 +44,12 @@ impl<T, const LOG2: u32, const COUNT: usize> Chunks<T, LOG2, COUNT> {
         if base.is_null() {
             return None;
         }
+        let element = base.wrapping_add(n);
+        // SAFETY: nothing is mapped at address 0. (The compiler does not know that.)
+        unsafe { core::hint::assert_unchecked(!element.is_null()) };
         // SAFETY: the chunk with element `n` is mapped, and stays so as long as the process lives;
         // `map`'s promise in `get_or_map` makes its contents valid.
-        Some(unsafe { &*base.wrapping_add(n) })
+        Some(unsafe { &*element })
     }
 
     /// Element `n`. If its chunk is not mapped, `map` is called with the chunk's number and maps
