@@ -1,17 +1,22 @@
 //! Repeats equal calls, so that callgrind can count their instructions.
 //!
-//! `calls ROUNDS upgraded|kernel [again]`: a connection to itself; each round sends 64 bytes into
-//! one end, waits for the other end with `epoll_wait`, receives, and waits once more without any
-//! news. With `again` it then removes the end from the epoll instance and adds it again. With
-//! `upgraded` the rounds begin when the connection has left the kernel, and there is an error when
-//! it does not. With `kernel` it asks for time stamps, with which no connection leaves the kernel.
+//! `calls ROUNDS upgraded|pinned|alone [again]`: a connection; each round sends 64 bytes into one
+//! end, waits for the other end with `epoll_wait`, receives, and waits once more without any news.
+//! With `again` it then removes the end from the epoll instance and adds it again. With `upgraded`
+//! the rounds begin when the connection has left the kernel, and there is an error when it does
+//! not. With `pinned` it asks for time stamps, with which no connection leaves the kernel. With
+//! `alone` the other end is in a program without the library, which sends the bytes back.
 //!
 //! `calls ROUNDS short`: connections of one request each, which end before they could leave it.
+//!
+//! `calls ROUNDS foreign`: 64 bytes through a pipe, and in a datagram of UDP, in a program that has
+//! a connection, too.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 const BYTES: usize = 64;
@@ -24,23 +29,41 @@ fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
     let rounds = words.next().and_then(|word| word.parse::<u32>().ok());
     let (Some(rounds), Some(path)) = (rounds, words.next()) else {
-        eprintln!("usage: calls ROUNDS upgraded|kernel [again] | calls ROUNDS short");
+        eprintln!("usage: calls ROUNDS upgraded|pinned|alone [again] | calls ROUNDS short|foreign");
         return ExitCode::from(2);
     };
-    if path == "short" {
-        let epoll = Epoll::new();
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener on loopback");
-        for _ in 0..rounds {
-            short_connection(&epoll, &listener);
+    match path.as_str() {
+        "short" => {
+            let epoll = Epoll::new();
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a listener on loopback");
+            for _ in 0..rounds {
+                short_connection(&epoll, &listener);
+            }
+            return ExitCode::SUCCESS;
         }
-        return ExitCode::SUCCESS;
+        "foreign" => {
+            let _connection = Ends::connect().expect("a connection over loopback");
+            let mut files = Foreign::open().expect("a pipe and two sockets");
+            (0..rounds).for_each(|_| files.round());
+            return ExitCode::SUCCESS;
+        }
+        // In the child: the number is the port, and not of rounds.
+        "echo" => {
+            echo(rounds).expect("the other end closes first");
+            return ExitCode::SUCCESS;
+        }
+        _ => {}
     }
-    let mut ends = Ends::connect().expect("a connection over loopback");
+    let ends = match path.as_str() {
+        "alone" => Ends::connect_to_another_program(),
+        _ => Ends::connect(),
+    };
+    let mut ends = ends.expect("a connection over loopback");
     ends.adds_again = words.next().is_some_and(|word| word == "again");
     let started = Instant::now();
-    if path == "kernel" {
-        ends.stay_on_kernel();
-    } else {
+    if path == "pinned" {
+        ends.pin();
+    } else if path == "upgraded" {
         while !has_channel() {
             if started.elapsed() > TIME_LIMIT {
                 eprintln!("calls: the connection is still on the kernel");
@@ -55,10 +78,11 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Both ends of a connection, and an epoll instance that contains the receiving end.
+/// The ends at which the program sends and receives, and an epoll instance that contains the
+/// latter.
 struct Ends {
-    sending: TcpStream,
-    receiving: TcpStream,
+    sending: Rc<TcpStream>,
+    receiving: Rc<TcpStream>,
     epoll: Epoll,
     adds_again: bool,
 }
@@ -68,6 +92,22 @@ impl Ends {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let sending = TcpStream::connect(listener.local_addr()?)?;
         let (receiving, _) = listener.accept()?;
+        Ends::of(Rc::new(sending), Rc::new(receiving))
+    }
+
+    /// The other end is in a child without the library, and sends all bytes back.
+    fn connect_to_another_program() -> std::io::Result<Ends> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let port = listener.local_addr()?.port();
+        let mut child = Command::new(std::env::current_exe()?);
+        child.args([&port.to_string(), "echo"]);
+        child.env_remove("LD_PRELOAD").spawn()?;
+        let (end, _) = listener.accept()?;
+        let end = Rc::new(end);
+        Ends::of(end.clone(), end)
+    }
+
+    fn of(sending: Rc<TcpStream>, receiving: Rc<TcpStream>) -> std::io::Result<Ends> {
         sending.set_nodelay(true)?;
         let ends = Ends {
             sending,
@@ -81,10 +121,10 @@ impl Ends {
 
     fn control(&self, operation: i32) {
         self.epoll
-            .control(operation, &self.receiving, libc::EPOLLIN);
+            .control(operation, &*self.receiving, libc::EPOLLIN);
     }
 
-    fn stay_on_kernel(&self) {
+    fn pin(&self) {
         let on: i32 = 1;
         for end in [&self.sending, &self.receiving] {
             // SAFETY: `on` is valid for its size.
@@ -99,14 +139,79 @@ impl Ends {
 
     fn round(&mut self) {
         let mut bytes = [7; BYTES];
-        self.sending.write_all(&bytes).expect("sent");
+        (&*self.sending).write_all(&bytes).expect("sent");
         assert_eq!(self.epoll.wait(1000), 1);
-        self.receiving.read_exact(&mut bytes).expect("received");
+        (&*self.receiving).read_exact(&mut bytes).expect("received");
         assert_eq!(self.epoll.wait(0), 0);
         if self.adds_again {
             self.control(libc::EPOLL_CTL_DEL);
             self.control(libc::EPOLL_CTL_ADD);
         }
+    }
+}
+
+/// Sends back what comes from that port, until the end.
+fn echo(port: u32) -> std::io::Result<()> {
+    let port = u16::try_from(port).map_err(std::io::Error::other)?;
+    let mut end = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    end.set_nodelay(true)?;
+    let mut bytes = [0; BYTES];
+    loop {
+        let got = end.read(&mut bytes)?;
+        if got == 0 {
+            return Ok(());
+        }
+        end.write_all(&bytes[..got])?;
+    }
+}
+
+/// Files that are no stream sockets.
+struct Foreign {
+    pipe: (PipeReader, PipeWriter),
+    /// Two sockets of UDP, connected to each other.
+    datagrams: [UdpSocket; 2],
+}
+
+impl Foreign {
+    fn open() -> std::io::Result<Foreign> {
+        let new = || UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
+        let datagrams = [new()?, new()?];
+        for (n, one) in datagrams.iter().enumerate() {
+            one.connect(datagrams[1 - n].local_addr()?)?;
+        }
+        Ok(Foreign {
+            pipe: std::io::pipe()?,
+            datagrams,
+        })
+    }
+
+    fn round(&mut self) {
+        let mut bytes = [7u8; BYTES];
+        let (reader, writer) = (self.pipe.0.as_raw_fd(), self.pipe.1.as_raw_fd());
+        let [one, other] = self.datagrams.each_ref().map(AsRawFd::as_raw_fd);
+        let at = bytes.as_mut_ptr().cast::<libc::c_void>();
+        let mut parts = [0, BYTES / 2].map(|begins| libc::iovec {
+            iov_base: at.wrapping_byte_add(begins),
+            iov_len: BYTES / 2,
+        });
+        // SAFETY: zeroes are a valid message.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = parts.as_mut_ptr();
+        message.msg_iovlen = parts.len() as _;
+        // SAFETY: `bytes` has `BYTES` of them, and the parts and the message name them.
+        let moved = unsafe {
+            [
+                libc::write(writer, at, BYTES),
+                libc::read(reader, at, BYTES),
+                libc::writev(writer, parts.as_ptr(), 2),
+                libc::readv(reader, parts.as_ptr(), 2),
+                libc::send(one, at, BYTES, 0),
+                libc::recv(other, at, BYTES, 0),
+                libc::sendmsg(one, &message, 0),
+                libc::recvmsg(other, &mut message, 0),
+            ]
+        };
+        assert_eq!(moved, [BYTES as isize; 8]);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Counts the instructions of a program's call, in the library and in libc.
 //!
-//! `tests/bin/calls` makes the calls on a connection to itself, upgraded or on the kernel. The
-//! difference of two runs excludes the setup of the connection.
+//! `tests/bin/calls` makes the calls on a connection, upgraded or on the kernel, and on other
+//! files. The difference of two runs excludes the setup of the connection.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 use super::{build, counted, release};
 use crate::adapter::Adapter;
 
-/// The functions that are counted, and their names in the table.
-const CALLS: [(&str, &str); 5] = [
+/// The functions that are counted on a connection, and their names in the table.
+const ON_CONNECTIONS: [(&str, &str); 4] = [
     ("send", "`send` of 64 bytes"),
     ("recv", "`recv` of 64 bytes"),
     (
@@ -18,16 +18,34 @@ const CALLS: [(&str, &str); 5] = [
         "`epoll_wait` twice: one event, then none at once",
     ),
     ("epoll_ctl", "`epoll_ctl` twice: remove, then add again"),
+];
+/// The columns of that table: whether the library is there, and the word for `calls`.
+const WAYS: [(bool, &str); 4] = [
+    (false, "pinned"),
+    (true, "pinned"),
+    (true, "alone"),
+    (true, "upgraded"),
+];
+/// The rows of the other table, with the word for `calls`.
+const BESIDE: [(&str, &str, &str); 9] = [
     (
-        SHORT_CONNECTION,
+        "short_connection",
+        "short",
         "a connection of one request, both ends: 17 calls",
     ),
+    ("write", "foreign", "`write` to a pipe"),
+    ("read", "foreign", "`read` from a pipe"),
+    ("writev", "foreign", "`writev` to a pipe"),
+    ("readv", "foreign", "`readv` from a pipe"),
+    ("send", "foreign", "`send` to UDP"),
+    ("recv", "foreign", "`recv` from UDP"),
+    ("sendmsg", "foreign", "`sendmsg` to UDP"),
+    ("recvmsg", "foreign", "`recvmsg` from UDP"),
 ];
-const SHORT_CONNECTION: &str = "short_connection";
 const ROUNDS_FEW: u64 = 2_000;
 const ROUNDS_MANY: u64 = 22_000;
 
-/// Prints the table of `docs/benchmarks/calls.md`.
+/// Prints the tables of `docs/benchmarks/calls.md`.
 pub(super) fn run() -> bool {
     if !build(&[
         "-p",
@@ -39,9 +57,9 @@ pub(super) fn run() -> bool {
     ]) {
         return false;
     }
-    match table() {
-        Ok(table) => {
-            println!("\n{table}");
+    match tables() {
+        Ok(tables) => {
+            println!("\n{tables}");
             true
         }
         Err(reason) => {
@@ -51,52 +69,57 @@ pub(super) fn run() -> bool {
     }
 }
 
-fn table() -> Result<String, String> {
+fn tables() -> Result<String, String> {
     let work = tempfile::tempdir().map_err(|error| error.to_string())?;
     let runtime = work.path().join("runtime");
     let toehold = release("toehold");
     let command = Command::new(&toehold);
     let adapter = Adapter::start(command, &toehold, &runtime, None, Stdio::inherit())?;
-    let mut table = String::from(
-        "| call | without Toehold | stays on the kernel | upgraded |\n|---|---|---|---|\n",
+    let runtime = adapter.runtime();
+    let mut text = String::from(
+        "| call | without Toehold | pinned to the kernel | no partner | upgraded |\n\
+         |---|---|---|---|---|\n",
     );
-    for (function, name) in CALLS {
-        let mut row = format!("| {name} |");
-        for way in [Way::Plain, Way::Kernel, Way::Upgraded] {
-            if function == SHORT_CONNECTION && way == Way::Upgraded {
-                row += " - |";
-                continue;
-            }
-            row += &format!(" {} |", count(function, way, adapter.runtime())?);
-        }
-        table += &row;
-        table += "\n";
+    for (function, name) in ON_CONNECTIONS {
+        text += &row(function, name, &WAYS, runtime)?;
     }
-    Ok(table)
+    text += "\n| call | without Toehold | with Toehold |\n|---|---|---|\n";
+    for (function, word, name) in BESIDE {
+        text += &row(function, name, &[(false, word), (true, word)], runtime)?;
+    }
+    Ok(text)
 }
 
-/// The way in which the program runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// Without the library.
-    Plain,
-    /// With the library, which leaves the connection on the kernel.
-    Kernel,
-    /// With the library, in shared memory.
-    Upgraded,
+fn row(
+    function: &str,
+    name: &str,
+    ways: &[(bool, &str)],
+    runtime: &Path,
+) -> Result<String, String> {
+    let mut row = format!("| {name} |");
+    for &(has_library, word) in ways {
+        let library = has_library.then_some(runtime);
+        row += &format!(" {} |", count(function, word, library)?);
+    }
+    Ok(row + "\n")
 }
 
-/// Instructions in `function` for each round.
-fn count(function: &str, way: Way, runtime: &Path) -> Result<u64, String> {
-    let few = instructions(function, way, runtime, ROUNDS_FEW)?;
-    let many = instructions(function, way, runtime, ROUNDS_MANY)?;
+/// Instructions in `function` for each round, with the library if there is a runtime directory.
+fn count(function: &str, word: &str, library: Option<&Path>) -> Result<u64, String> {
+    let few = instructions(function, word, library, ROUNDS_FEW)?;
+    let many = instructions(function, word, library, ROUNDS_MANY)?;
     Ok((many - few) / (ROUNDS_MANY - ROUNDS_FEW))
 }
 
-fn instructions(function: &str, way: Way, runtime: &Path, rounds: u64) -> Result<u64, String> {
-    let mut command = match way {
-        Way::Plain => Command::new("valgrind"),
-        Way::Kernel | Way::Upgraded => {
+fn instructions(
+    function: &str,
+    word: &str,
+    library: Option<&Path>,
+    rounds: u64,
+) -> Result<u64, String> {
+    let mut command = match library {
+        None => Command::new("valgrind"),
+        Some(runtime) => {
             let mut command = Command::new(release("toehold"));
             command.args(["run", "--runtime-dir"]).arg(runtime);
             command.args(["--path", "direct", "--", "valgrind"]);
@@ -104,17 +127,12 @@ fn instructions(function: &str, way: Way, runtime: &Path, rounds: u64) -> Result
             command
         }
     };
+    let again = (function == "epoll_ctl").then_some("again");
     command
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg(format!("--toggle-collect={function}"))
         .arg(release("calls"))
-        .arg(rounds.to_string())
-        .args(match (function, way) {
-            (SHORT_CONNECTION, _) => &["short"][..],
-            ("epoll_ctl", Way::Upgraded) => &["upgraded", "again"],
-            ("epoll_ctl", _) => &["kernel", "again"],
-            (_, Way::Upgraded) => &["upgraded"],
-            (_, _) => &["kernel"],
-        });
+        .args([&rounds.to_string(), word])
+        .args(again);
     counted(&mut command)
 }
