@@ -60,7 +60,12 @@ pub(crate) unsafe fn accept(
             None => return Some(errno::bad_pointer() as c_int),
         }
     }
-    let Some(taken) = errno::keep(take_next(flags)) else {
+    // Without a queue there is nothing to take, and the lock is not needed.
+    let taken = match published::has_queue() {
+        true => errno::keep(take_next(flags)),
+        false => None,
+    };
+    let Some(taken) = taken else {
         return has_none(fd, since).then(|| {
             SINCE_KERNEL.store(0, Ordering::Relaxed);
             errno::set(libc::EAGAIN);

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+use crate::memory::clear;
 use crate::process::descriptors;
 use crate::system::sys;
 
@@ -93,37 +94,10 @@ pub(super) fn keepalive_of(fd: i32) -> Keepalive {
 impl Words {
     /// Clears the words, because another connection begins in this place.
     pub(crate) fn reset(&self) {
-        for word in [
-            &self.may_park,
-            &self.destination,
-            &self.user,
-            &self.is_one_user,
-            &self.is_odd,
-            &self.keepalive_set,
-            &self.liveness_state,
-            &self.first_options,
-            &self.listener_options,
-            &self.next,
-            &self.previous,
-            &self.sudden_end,
-            &self.idle_looks,
-        ] {
-            word.store(0, Ordering::Relaxed);
-        }
-        self.high.store(0, Ordering::Relaxed);
-        for word in [
-            &self.listener,
-            &self.began_at,
-            &self.carrier_began_at,
-            &self.rx_began_at,
-            &self.fruitless_at,
-            &self.unread,
-            &self.sent_at_look,
-            &self.made_ns,
-            &self.parked_ns,
-        ] {
-            word.store(0, Ordering::Relaxed);
-        }
+        clear!(self: may_park, destination, user, is_one_user, is_odd, keepalive_set);
+        clear!(self: liveness_state, first_options, listener_options, next, previous);
+        clear!(self: sudden_end, idle_looks, high, listener, began_at, carrier_began_at);
+        clear!(self: rx_began_at, fruitless_at, unread, sent_at_look, made_ns, parked_ns);
     }
 
     /// The carrier's own number.

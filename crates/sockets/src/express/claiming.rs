@@ -42,6 +42,10 @@ pub(crate) unsafe fn connect(
     address: *const sockaddr,
     len: socklen_t,
 ) -> Option<c_int> {
+    if !carriers::are_any() {
+        published::count(Event::NoneParked);
+        return None;
+    }
     // SAFETY: the caller's promise.
     let destination = unsafe { Destination::of(address, len) }?;
     if destination.is_v6() != (fresh & FRESH_V6 != 0) {

@@ -6,6 +6,7 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 
 use toehold_channel::offload::Address;
 
+use super::LOCK;
 use crate::system::sys;
 
 /// The most destinations of one process. Connections to other destinations go to the kernel.
@@ -137,23 +138,34 @@ impl Destination {
         known.eq(self.0)
     }
 
-    /// The number of the destination, counted from 1, if it is known. The caller holds the lock.
+    /// The number of the destination, counted from 1, if it is known. A destination that is known
+    /// keeps its number.
     pub(super) fn number(self) -> Option<u32> {
-        let count = COUNT.load(Ordering::Relaxed) as usize;
+        // Acquire pairs with the Release store in `become_known`.
+        let count = COUNT.load(Ordering::Acquire) as usize;
         let place = (0..count).find(|&place| self.is_at(place))?;
         Some(place as u32 + 1)
     }
 
-    /// As [`Destination::number`], of one that becomes known. `None` when there is no room.
+    /// As [`Destination::number`], of one that becomes known. `None` when there is no room. Takes
+    /// the lock if the destination is new.
     pub(super) fn number_or_new(self) -> Option<u32> {
+        self.number().or_else(|| self.become_known())
+    }
+
+    #[cold]
+    fn become_known(self) -> Option<u32> {
+        let _held = LOCK.lock();
+        // Another thread may have been faster.
         self.number().or_else(|| {
-            let count = COUNT.load(Ordering::Relaxed) as usize;
-            let place = KNOWN.get(count)?;
+            let count = COUNT.load(Ordering::Relaxed);
+            let place = KNOWN.get(count as usize)?;
             for (word, value) in place.iter().zip(self.0) {
                 word.store(value, Ordering::Relaxed);
             }
-            COUNT.store(count as u32 + 1, Ordering::Relaxed);
-            Some(count as u32 + 1)
+            // Release pairs with the Acquire load in `number`.
+            COUNT.store(count + 1, Ordering::Release);
+            Some(count + 1)
         })
     }
 }

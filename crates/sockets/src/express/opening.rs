@@ -20,7 +20,7 @@ use toehold_channel::table::FLAG_ASKED;
 
 use super::carriers::{self, Role};
 use super::destinations::Destination;
-use super::{LOCK, evidence, is_on, may_act, published, seeds, spares, withheld};
+use super::{evidence, is_on, may_act, published, seeds, spares, withheld};
 use crate::connection::Connection;
 use crate::pairing;
 use crate::process::descriptors::{self, FRESH_V6};
@@ -54,11 +54,7 @@ impl Opening {
     /// it is a seed.
     pub(crate) fn to(remote: Address, fresh: u64) -> Option<Opening> {
         let destination = Destination::by_engine(remote, fresh & FRESH_V6 != 0);
-        let number = {
-            let _held = LOCK.lock();
-            destination.number_or_new()
-        };
-        let number = number?;
+        let number = destination.number_or_new()?;
         let user = spares::user();
         let is_known = evidence::may_ask_of_destination(number);
         let is_seed = seeds::may_ask(Role::Connecting, is_known)

@@ -74,6 +74,11 @@ pub(crate) fn forget_pair(pair: &Pair) {
     }
 }
 
+/// False when no peer has a queue, so that no connection waits for `accept`.
+pub(super) fn has_queue() -> bool {
+    COUNT.load(Ordering::Relaxed) != 0 || !KEPT.0.load(Ordering::Relaxed).is_null()
+}
+
 /// True when a connection waits for `accept`.
 pub(crate) fn has_any() -> bool {
     let is_kept = !KEPT.0.load(Ordering::Relaxed).is_null();

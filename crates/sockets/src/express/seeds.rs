@@ -276,11 +276,9 @@ pub(crate) unsafe fn connected(fd: i32, fresh: u64, address: *const sockaddr, le
     let Some(connection) = connection::at(fd).filter(|_| destination.is_here(ours)) else {
         return;
     };
-    let number = {
-        let _held = LOCK.lock();
-        destination.number_or_new()
+    let Some(number) = destination.number_or_new() else {
+        return;
     };
-    let Some(number) = number else { return };
     let share = &SHARES[Role::Connecting as usize];
     let is_known = evidence::is_destination_known(&connection, number);
     if !share.may_ask(is_known) || !carriers::is_room(Role::Connecting) {
