@@ -71,15 +71,33 @@ impl Attachment {
 
     /// Counts a call on the carrier that begins. `None` when there is a region; then the call is
     /// not counted.
-    #[inline]
-    pub fn begin_host_call(&self, calls: &Calls, name: Name) -> Option<Seat> {
+    #[inline(always)]
+    pub fn begin_host_call<'a>(&self, calls: &'a Calls, name: Name) -> Option<Seat<'a>> {
         let seat = calls.enter(name);
         model_fence();
         if self.region().is_null() {
             return Some(seat);
         }
-        calls.leave(seat, name);
+        calls.leave(seat, name.mark);
         None
+    }
+
+    /// True when a call on the carrier may begin without being counted, because the connection is
+    /// pinned. The caller has seen that. Whoever gives a region looks afterwards whether the
+    /// connection is pinned, and takes the region back. Each side stores before it looks:
+    ///
+    /// ```text
+    ///   a thread that pins, then a call       attach
+    ///   pinned := 1                           region := new
+    ///   fence SeqCst                          fence SeqCst
+    ///   look at the region                    look at `pinned`
+    /// ```
+    ///
+    /// So a region that the call does not see will be taken back, or was taken back.
+    #[inline]
+    pub fn begin_pinned_call(&self) -> bool {
+        model_fence();
+        self.region().is_null()
     }
 
     /// Gives a region: calls that begin from now on see it. False while a call on the carrier may

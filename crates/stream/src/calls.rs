@@ -64,7 +64,7 @@ pub struct Name {
 
 /// Where a call is counted: in a place, or without a name.
 #[derive(Clone, Copy, Debug)]
-pub struct Seat(usize);
+pub struct Seat<'a>(Option<&'a AtomicU64>);
 
 impl Calls {
     /// No call.
@@ -81,42 +81,67 @@ impl Calls {
 
     /// Counts a call that begins. Its mark is already written, and stays until [`Calls::leave`].
     #[inline]
-    pub fn enter(&self, name: Name) -> Seat {
+    pub fn enter(&self, name: Name) -> Seat<'_> {
+        // Nearly always there is no other call.
+        match self.take(0, 0, name) {
+            true => Seat(Some(&self.places[0])),
+            false => self.enter_beside(name),
+        }
+    }
+
+    /// Takes place `n` if it contains `before`.
+    #[inline]
+    fn take(&self, n: usize, before: u64, name: Name) -> bool {
+        let place = &self.places[n];
+        let entering = name.mark | ENTERING;
+        let taken = place.compare_exchange(before, entering, REGION_SEQ_CST, Ordering::Relaxed);
+        if taken.is_ok() {
+            // Relaxed: published by the next store.
+            self.threads[n].store(name.thread, Ordering::Relaxed);
+            // Release pairs with the compare-exchange in `check`.
+            place.store(name.mark, Ordering::Release);
+        }
+        taken.is_ok()
+    }
+
+    #[cold]
+    fn enter_beside(&self, name: Name) -> Seat<'_> {
         for (n, place) in self.places.iter().enumerate() {
             let before = place.load(Ordering::Relaxed);
             // A call with this mark was left, because the memory is the new call's now. A place
             // that is being checked stays the checker's: it may have looked before the new mark.
-            if (before == 0 || before & !ENTERING == name.mark)
-                && place
-                    .compare_exchange(
-                        before,
-                        name.mark | ENTERING,
-                        REGION_SEQ_CST,
-                        Ordering::Relaxed,
-                    )
-                    .is_ok()
-            {
-                // Relaxed: published by the next store.
-                self.threads[n].store(name.thread, Ordering::Relaxed);
-                // Release pairs with the compare-exchange in `check`.
-                place.store(name.mark, Ordering::Release);
-                return Seat(n);
+            let is_free = before == 0 || before & !ENTERING == name.mark;
+            if is_free && self.take(n, before, name) {
+                return Seat(Some(place));
             }
         }
         self.unnamed.fetch_add(1, REGION_SEQ_CST);
-        Seat(PLACES)
+        Seat(None)
     }
 
-    /// Counts a call out. A child that was forked in a signal handler returns from a call that its
-    /// parent began. The child does not count that call, and its own calls stay counted.
+    /// Counts a call out, by its mark's address. A child that was forked in a signal handler
+    /// returns from a call that its parent began. The child does not count that call, and its own
+    /// calls stay counted.
     #[inline]
-    pub fn leave(&self, Seat(seat): Seat, name: Name) {
-        let Some(place) = self.places.get(seat) else {
+    pub fn leave(&self, Seat(place): Seat<'_>, mark: u64) {
+        let is_out = place.is_some_and(|place| {
+            let out = place.compare_exchange(mark, 0, REGION_SEQ_CST, Ordering::Relaxed);
+            out.is_ok()
+        });
+        if !is_out {
+            self.leave_beside(place, mark);
+        }
+    }
+
+    /// Counts out a call without a place, or one whose place is being checked.
+    #[cold]
+    fn leave_beside(&self, place: Option<&AtomicU64>, mark: u64) {
+        let Some(place) = place else {
             let less = |count: u32| count.checked_sub(1);
             let _ = (self.unnamed).fetch_update(REGION_SEQ_CST, Ordering::Relaxed, less);
             return;
         };
-        let out = |word: u64| (word & !STATES == name.mark).then_some(0);
+        let out = |word: u64| (word & !STATES == mark).then_some(0);
         let _ = place.fetch_update(REGION_SEQ_CST, Ordering::Relaxed, out);
     }
 
@@ -209,7 +234,7 @@ mod tests {
         let second = calls.enter(SECOND);
         assert!(!calls.are_over(|name| name == FIRST));
         assert!(!calls.are_over(|_| false), "the second one runs");
-        calls.leave(second, SECOND);
+        calls.leave(second, SECOND.mark);
         assert!(calls.are_over(|_| false));
     }
 
@@ -221,7 +246,7 @@ mod tests {
             calls.enter(FIRST);
         }
         let last = calls.enter(FIRST);
-        calls.leave(last, FIRST);
+        calls.leave(last, FIRST.mark);
         assert!(calls.are_none());
     }
 
@@ -235,7 +260,7 @@ mod tests {
         let seats: Vec<_> = names.map(|name| (calls.enter(name), name)).collect();
         assert!(!calls.are_over(|_| true), "nothing is known of the others");
         for (seat, name) in seats {
-            calls.leave(seat, name);
+            calls.leave(seat, name.mark);
         }
         assert!(calls.are_none());
     }
@@ -245,7 +270,7 @@ mod tests {
         let calls = Calls::default();
         let seat = calls.enter(FIRST);
         let ends = |_| {
-            calls.leave(seat, FIRST);
+            calls.leave(seat, FIRST.mark);
             // The next call has the same mark.
             calls.enter(FIRST);
             true
@@ -261,9 +286,9 @@ mod tests {
         let parents = calls.enter(FIRST);
         calls.forget_threads();
         let own = calls.enter(SECOND);
-        calls.leave(parents, FIRST);
+        calls.leave(parents, FIRST.mark);
         assert!(!calls.are_none());
-        calls.leave(own, SECOND);
+        calls.leave(own, SECOND.mark);
         assert!(calls.are_none());
     }
 }

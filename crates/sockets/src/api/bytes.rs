@@ -15,19 +15,27 @@ use crate::process::kept_bytes;
 use crate::system::real::Door;
 use crate::system::{errno, faults, real};
 use crate::transfer::buffers::{self, part, parts};
+use crate::transfer::host_call::Mark;
 use crate::transfer::receive::receive;
 use crate::transfer::send::transmit;
-use crate::transfer::{fast_path, sendfile};
+use crate::transfer::{fast_path, host_path, sendfile};
 
 /// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
 #[inline]
 #[unsafe(link_section = ".text.startup")]
 pub unsafe fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
     match connection::at(fd) {
-        Some(c) if len > 0 => match unsafe { fast_path::receive(&c, buffer.cast(), len, 0) } {
-            Some(done) => done,
-            None => unsafe { read_slowly(&c, buffer, len) },
-        },
+        Some(c) if len > 0 => {
+            if c.local.attachment.has_region() {
+                let done = unsafe { fast_path::receive(&c, buffer.cast(), len, 0) };
+                return done.unwrap_or_else(|| unsafe { read_slowly(&c, buffer, len) });
+            }
+            let mark = Mark::default();
+            match host_path::begin_receive(&c, 0, &mark) {
+                Some(call) => call.end_receive(&c, unsafe { real::read(fd, buffer, len) }),
+                None => unsafe { read_slowly(&c, buffer, len) },
+            }
+        }
         _ => unsafe { kept_or(fd, &[part(buffer, len)], 0, || real::read(fd, buffer, len)) },
     }
 }
@@ -35,7 +43,7 @@ pub unsafe fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
 // Separate functions, so that the fast path does not save registers that only these functions use.
 #[inline(never)]
 unsafe fn read_slowly(c: &Connection, buffer: *mut c_void, len: usize) -> isize {
-    let kernel = |fd| unsafe { real::read(fd, buffer, len) };
+    let kernel = move |fd| unsafe { real::read(fd, buffer, len) };
     match buffers::is_possible(buffer, len) {
         true => unsafe { receive(c, &[part(buffer, len)], 0, kernel) },
         false => errno::bad_pointer(),
@@ -44,7 +52,7 @@ unsafe fn read_slowly(c: &Connection, buffer: *mut c_void, len: usize) -> isize 
 
 #[inline(never)]
 unsafe fn write_slowly(c: &Connection, buffer: *const c_void, len: usize) -> isize {
-    let kernel = |fd| unsafe { real::write(fd, buffer, len) };
+    let kernel = move |fd| unsafe { real::write(fd, buffer, len) };
     match buffers::is_possible(buffer, len) {
         true => unsafe { transmit(c, &[part(buffer, len)], 0, kernel) },
         false => errno::bad_pointer(),
@@ -53,13 +61,13 @@ unsafe fn write_slowly(c: &Connection, buffer: *const c_void, len: usize) -> isi
 
 #[inline(never)]
 unsafe fn recv_slowly(c: &Connection, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
-    let kernel = |fd| unsafe { real::recv(fd, buffer, len, flags) };
+    let kernel = move |fd| unsafe { real::recv(fd, buffer, len, flags) };
     unsafe { receive(c, &[cut(buffer, len)], flags, kernel) }
 }
 
 #[inline(never)]
 unsafe fn send_slowly(c: &Connection, buffer: *const c_void, len: usize, flags: c_int) -> isize {
-    let kernel = |fd| unsafe { real::send(fd, buffer, len, flags) };
+    let kernel = move |fd| unsafe { real::send(fd, buffer, len, flags) };
     unsafe { transmit(c, &[cut(buffer, len)], flags, kernel) }
 }
 
@@ -75,10 +83,17 @@ fn cut(buffer: *const c_void, len: usize) -> iovec {
 pub unsafe fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize {
     match connection::at(fd) {
         None => unsafe { real::write(fd, buffer, len) },
-        Some(c) => match unsafe { fast_path::send(&c, buffer.cast(), len, 0) } {
-            Some(done) => done,
-            None => unsafe { write_slowly(&c, buffer, len) },
-        },
+        Some(c) => {
+            if c.local.attachment.has_region() {
+                let done = unsafe { fast_path::send(&c, buffer.cast(), len, 0) };
+                return done.unwrap_or_else(|| unsafe { write_slowly(&c, buffer, len) });
+            }
+            let mark = Mark::default();
+            match host_path::begin_send(&c, 0, &mark) {
+                Some(call) => call.end_send(&c, unsafe { real::write(fd, buffer, len) }),
+                None => unsafe { write_slowly(&c, buffer, len) },
+            }
+        }
     }
 }
 
@@ -91,10 +106,17 @@ pub unsafe fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> 
                 real::recv(fd, buffer, len, flags)
             })
         },
-        Some(c) => match unsafe { fast_path::receive(&c, buffer.cast(), len, flags) } {
-            Some(done) => done,
-            None => unsafe { recv_slowly(&c, buffer, len, flags) },
-        },
+        Some(c) => {
+            if c.local.attachment.has_region() {
+                let done = unsafe { fast_path::receive(&c, buffer.cast(), len, flags) };
+                return done.unwrap_or_else(|| unsafe { recv_slowly(&c, buffer, len, flags) });
+            }
+            let mark = Mark::default();
+            match host_path::begin_receive(&c, flags, &mark) {
+                Some(call) => call.end_receive(&c, unsafe { real::recv(fd, buffer, len, flags) }),
+                None => unsafe { recv_slowly(&c, buffer, len, flags) },
+            }
+        }
     }
 }
 
@@ -103,10 +125,17 @@ pub unsafe fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> 
 pub unsafe fn send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
     match connection::at(fd) {
         None => unsafe { real::send(fd, buffer, len, flags) },
-        Some(c) => match unsafe { fast_path::send(&c, buffer.cast(), len, flags) } {
-            Some(done) => done,
-            None => unsafe { send_slowly(&c, buffer, len, flags) },
-        },
+        Some(c) => {
+            if c.local.attachment.has_region() {
+                let done = unsafe { fast_path::send(&c, buffer.cast(), len, flags) };
+                return done.unwrap_or_else(|| unsafe { send_slowly(&c, buffer, len, flags) });
+            }
+            let mark = Mark::default();
+            match host_path::begin_send(&c, flags, &mark) {
+                Some(call) => call.end_send(&c, unsafe { real::send(fd, buffer, len, flags) }),
+                None => unsafe { send_slowly(&c, buffer, len, flags) },
+            }
+        }
     }
 }
 
@@ -128,6 +157,12 @@ pub unsafe fn recvfrom(
             })
         },
         Some(c) => {
+            let kernel =
+                |fd| unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) };
+            let mark = Mark::default();
+            if let Some(call) = host_path::begin_receive(&c, flags, &mark) {
+                return call.end_receive(&c, kernel(fd));
+            }
             // Without an address the kernel does not read the length.
             let has_source = !address.is_null();
             let room = match has_source && faults::can_read(address_len, 1) {
@@ -135,12 +170,16 @@ pub unsafe fn recvfrom(
                 false => None,
             };
             let by_kernel = Cell::new(false);
-            let result = match unsafe { fast_path::receive(&c, buffer.cast(), len, flags) } {
+            let quick = match c.local.attachment.has_region() {
+                true => unsafe { fast_path::receive(&c, buffer.cast(), len, flags) },
+                false => None,
+            };
+            let result = match quick {
                 Some(done) => done,
                 None => unsafe {
                     receive(&c, &[cut(buffer, len)], flags, |fd| {
                         by_kernel.set(true);
-                        real::recvfrom(fd, buffer, len, flags, address, address_len)
+                        kernel(fd)
                     })
                 },
             };
@@ -193,50 +232,74 @@ pub unsafe fn sendto(
                 && (Carrier::of(&c) == Carrier::Unix && address_len != 0
                     || !addresses::is_readable(address, address_len)) =>
         unsafe { real::sendto(fd, buffer, len, flags, address, address_len) },
-        Some(c) => match unsafe { fast_path::send(&c, buffer.cast(), len, flags) } {
-            Some(done) => done,
-            None => unsafe {
-                let list = [cut(buffer, len)];
-                if flags & libc::MSG_FASTOPEN != 0
-                    && let Some(done) =
-                        open_by_message(Door::Name, fd, (&list, flags), address, address_len)
-                {
-                    return done;
-                }
-                transmit(&c, &list, flags, |fd| {
-                    real::sendto(fd, buffer, len, flags, address, address_len)
-                })
-            },
-        },
+        Some(c) => {
+            let kernel =
+                move |fd| unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
+            let mark = Mark::default();
+            if let Some(call) = host_path::begin_send(&c, flags, &mark) {
+                return call.end_send(&c, kernel(fd));
+            }
+            let quick = match c.local.attachment.has_region() {
+                true => unsafe { fast_path::send(&c, buffer.cast(), len, flags) },
+                false => None,
+            };
+            match quick {
+                Some(done) => done,
+                None => unsafe {
+                    let list = [cut(buffer, len)];
+                    if flags & libc::MSG_FASTOPEN != 0
+                        && let Some(done) =
+                            open_by_message(Door::Name, fd, (&list, flags), address, address_len)
+                    {
+                        return done;
+                    }
+                    transmit(&c, &list, flags, kernel)
+                },
+            }
+        }
     }
 }
 
 /// `readv(2)`.
 #[inline]
 pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> isize {
-    match (connection::at(fd), unsafe {
-        parts(iov, count.max(0) as usize)
-    }) {
+    let c = connection::at(fd);
+    let kernel = move |fd| unsafe { real::readv(fd, iov, count) };
+    match &c {
+        None if !kept_bytes::has_any() => return kernel(fd),
+        None => {}
+        Some(c) => {
+            let mark = Mark::default();
+            if let Some(call) = host_path::begin_receive(c, 0, &mark) {
+                return call.end_receive(c, kernel(fd));
+            }
+        }
+    }
+    match (c, unsafe { parts(iov, count.max(0) as usize) }) {
         (Some(c), Some(list)) if count >= 0 && buffers::total(list) != Ok(0) => unsafe {
-            receive(&c, list, 0, |fd| real::readv(fd, iov, count))
+            receive(&c, list, 0, kernel)
         },
-        (None, Some(list)) if count >= 0 => unsafe {
-            kept_or(fd, list, 0, || real::readv(fd, iov, count))
-        },
-        _ => unsafe { real::readv(fd, iov, count) },
+        (None, Some(list)) if count >= 0 => unsafe { kept_or(fd, list, 0, || kernel(fd)) },
+        _ => kernel(fd),
     }
 }
 
 /// `writev(2)`. Unlike `write(2)` it reports no error when it has nothing to write.
 #[inline]
 pub unsafe fn writev(fd: c_int, iov: *const iovec, count: c_int) -> isize {
-    match (connection::at(fd), unsafe {
-        parts(iov, count.max(0) as usize)
-    }) {
-        (Some(c), Some(list)) if count >= 0 && buffers::total(list) != Ok(0) => unsafe {
-            transmit(&c, list, 0, |fd| real::writev(fd, iov, count))
+    let kernel = move |fd| unsafe { real::writev(fd, iov, count) };
+    let Some(c) = connection::at(fd) else {
+        return kernel(fd);
+    };
+    let mark = Mark::default();
+    if let Some(call) = host_path::begin_send(&c, 0, &mark) {
+        return call.end_send(&c, kernel(fd));
+    }
+    match unsafe { parts(iov, count.max(0) as usize) } {
+        Some(list) if count >= 0 && buffers::total(list) != Ok(0) => unsafe {
+            transmit(&c, list, 0, kernel)
         },
-        _ => unsafe { real::writev(fd, iov, count) },
+        _ => kernel(fd),
     }
 }
 

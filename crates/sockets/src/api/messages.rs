@@ -20,10 +20,11 @@ use crate::system::real::Door;
 use crate::system::{errno, faults, sys};
 use crate::transfer::buffers::{self, parts};
 use crate::transfer::control_messages::{self, Control, Sent};
+use crate::transfer::host_call::Mark;
 use crate::transfer::kernel_call::by_kernel;
-use crate::transfer::peek;
 use crate::transfer::receive::receive_message;
 use crate::transfer::send::transmit_message;
+use crate::transfer::{host_path, peek};
 
 /// A flag that the kernel uses internally for 32-bit programs. Programs must not set it.
 const MSG_CMSG_COMPAT: c_int = i32::MIN;
@@ -55,6 +56,10 @@ unsafe fn recvmsg_on(
     flags: c_int,
     has_begun: bool,
 ) -> isize {
+    let mark = Mark::default();
+    if !has_begun && let Some(call) = host_path::begin_receive(c, flags, &mark) {
+        return call.end_receive(c, unsafe { door.recvmsg(c.fd, message, flags) });
+    }
     let header = unsafe { &mut *message };
     let list = unsafe { parts(header.msg_iov, door.length(header.msg_iovlen)) };
     let has_bad_name = !header.msg_name.is_null() && header.msg_namelen.cast_signed() < 0;
@@ -164,7 +169,7 @@ unsafe fn sendmsg_on(
     has_begun: bool,
 ) -> isize {
     let header = unsafe { &*message };
-    let kernel = |fd| unsafe { door.sendmsg(fd, message, flags) };
+    let kernel = move |fd| unsafe { door.sendmsg(fd, message, flags) };
     let has_name = !header.msg_name.is_null() && header.msg_namelen > 0;
     if has_name && Carrier::of(c) == Carrier::Unix {
         // Refused, as by `sendto`.
@@ -183,6 +188,10 @@ unsafe fn sendmsg_on(
             control = (header.msg_control, door.length(header.msg_controllen));
         }
         Sent::IllFormed => return by_kernel(c, has_begun, kernel),
+    }
+    let mark = Mark::default();
+    if !has_begun && let Some(call) = host_path::begin_send(c, flags, &mark) {
+        return call.end_send(c, kernel(c.fd));
     }
     if flags & libc::MSG_FASTOPEN != 0
         && !has_begun

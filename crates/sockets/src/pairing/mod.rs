@@ -72,8 +72,13 @@ const NEVER_PAIRED: u32 = FLAG_PINNED | FLAG_SHUT_TX | FLAG_SHUT_RX;
 
 /// Called after calls that moved bytes on the host path: asks for pairing, or takes an offer.
 /// Leaves errno alone.
-#[inline]
 pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
+    after_plain_call(connection, moved);
+}
+
+/// As [`after_host_call`], in line.
+#[inline(always)]
+pub(crate) fn after_plain_call(connection: &Connection, moved: u64) {
     requests::follow();
     let entry = connection.entry;
     let flags = entry.flags.load(Ordering::Relaxed);
@@ -359,14 +364,18 @@ fn attach(connection: &Connection) {
 /// True when the adapter refused the connection for a reason that may no longer hold.
 #[inline]
 fn is_askable_again(connection: &Connection) -> bool {
-    is_released(connection.entry) || namespace::is_wanted(connection)
+    let refusal = connection.entry.refusal.load(Ordering::Relaxed);
+    // Nearly always the adapter has not answered, or knows no partner.
+    refusal != Reason::None as u32
+        && refusal != Reason::NoPartner as u32
+        && (is_released(connection.entry) || namespace::is_wanted(connection))
 }
 
 /// True when the adapter refused the connection because an operator or a packet capture kept it on
 /// its carrier, which is over now, or because the other end of a Unix socket was not accepted yet,
 /// or because a user or this process had too many connections. The adapter has forgotten such a
 /// request.
-#[inline]
+#[cold]
 fn is_released(entry: &Entry) -> bool {
     let refusal = entry.refusal.load(Ordering::Relaxed);
     if refusal == Reason::Closing as u32 && Carrier::in_entry(entry) == Carrier::Unix {

@@ -25,13 +25,15 @@ use crate::transfer::buffers;
 
 /// Flags of a send that have no effect when there is room: the ring delays no bytes, and a signal
 /// comes only with an error.
-const SEND_FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
+pub(super) const SEND_FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
 /// Flags of a receive that have no effect when there are bytes.
-const RECEIVE_FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
+pub(super) const RECEIVE_FLAGS: i32 =
+    libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
 
 const _: () = assert!(SHORT_BYTES <= guarded::SHORT_BYTES);
 
-/// Sends all of a short message. `None`: nothing was sent.
+/// Sends all of a short message. `None`: nothing was sent. Callers have seen a region, which only
+/// saves time: without one the lock is taken in vain.
 ///
 /// # Safety
 /// Nobody writes `len` bytes at `bytes`.
@@ -42,12 +44,9 @@ pub(crate) unsafe fn send(
     len: usize,
     flags: i32,
 ) -> Option<isize> {
-    let (entry, local) = (connection.entry, connection.local);
+    let entry = connection.entry;
     // The length 0 wraps to the largest number, so an empty message is excluded, too.
-    if len.wrapping_sub(1) >= SHORT_BYTES
-        || flags & !SEND_FLAGS != 0
-        || !local.attachment.has_region()
-    {
+    if len.wrapping_sub(1) >= SHORT_BYTES || flags & !SEND_FLAGS != 0 {
         return None;
     }
     let held = lock::try_lock(&entry.tx_lock)?;
@@ -90,7 +89,8 @@ pub(crate) unsafe fn send(
     }
 }
 
-/// Receives the available bytes of a short message. `None`: nothing was taken.
+/// Receives the available bytes of a short message. `None`: nothing was taken. Callers have seen a
+/// region, as for [`send`].
 ///
 /// # Safety
 /// `len` bytes at `bytes` are this call's.
@@ -101,11 +101,10 @@ pub(crate) unsafe fn receive(
     len: usize,
     flags: i32,
 ) -> Option<isize> {
-    let (entry, local) = (connection.entry, connection.local);
+    let entry = connection.entry;
     // The kernel refuses some lengths, even if few bytes are there.
     if flags & !RECEIVE_FLAGS != 0
         || len > buffers::CALL_BYTES_MAX
-        || !local.attachment.has_region()
         || entry.rx_low_water.load(Ordering::Relaxed) > 1
         || entry.tx_mode.load(Ordering::Relaxed) != Mode::Ring as u32
         || connection::commanded(entry)

@@ -1,6 +1,6 @@
 //! A call on the carrier, as the connection counts it: see [`toehold_stream::calls`].
 
-use core::sync::atomic::{AtomicU32, Ordering, fence};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use toehold_stream::calls::{Calls, Name, Seat};
 
@@ -10,28 +10,29 @@ use crate::system::threads;
 
 /// The mark of one call, in its stack frame.
 #[derive(Default)]
-#[repr(C, align(8))]
-pub(crate) struct Mark([AtomicU32; 2]);
+pub(crate) struct Mark(AtomicU64);
 
 /// The content of the mark of a call on connection `index`. Without the number of the connection, a
 /// later call on another connection, in the frame of one that was left, would look like that one.
 #[inline]
-fn content(mark: u64, index: u32) -> [u32; 2] {
-    /// Spreads the bits over both words. Other code is unlikely to write these.
+fn content(mark: u64, index: u32) -> u64 {
+    /// Spreads the bits over both halves. Other code is unlikely to write these.
     const SPREAD: u64 = 0xd6e8_feb8_6659_fd93;
-    let word = (mark ^ u64::from(index) << 32 ^ SPREAD).wrapping_mul(SPREAD);
-    [word as u32, (word >> 32) as u32]
+    (mark ^ u64::from(index) << 32 ^ SPREAD).wrapping_mul(SPREAD)
 }
 
 impl Mark {
+    #[inline]
+    fn address(&self) -> u64 {
+        core::ptr::from_ref(self).expose_provenance() as u64
+    }
+
     /// Writes the mark of a call on connection `index`. Returns the call's name.
     #[inline]
     fn named(&self, index: u32) -> Name {
-        let mark = core::ptr::from_ref(self).expose_provenance() as u64;
+        let mark = self.address();
         // Relaxed: published when the call enters a place.
-        for (word, value) in self.0.iter().zip(content(mark, index)) {
-            word.store(value, Ordering::Relaxed);
-        }
+        self.0.store(content(mark, index), Ordering::Relaxed);
         Name {
             mark,
             thread: threads::number(),
@@ -43,22 +44,20 @@ impl Mark {
     #[inline]
     fn clear(&self) {
         // Release pairs with the fence in `is_gone`.
-        self.0[0].store(0, Ordering::Release);
+        self.0.store(0, Ordering::Release);
     }
 }
 
 /// A call that is counted. Its mark cannot move meanwhile.
 pub(crate) struct Counted<'a> {
-    calls: &'static Calls,
-    seat: Seat,
-    name: Name,
+    seat: Seat<'static>,
     mark: &'a Mark,
 }
 
 impl<'a> Counted<'a> {
     /// Counts a call of one direction, `calls`, that begins. `None` when the connection has a
     /// channel, which must be used instead.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn begin(
         connection: &Connection,
         calls: &'static Calls,
@@ -71,30 +70,20 @@ impl<'a> Counted<'a> {
             mark.clear();
             return None;
         };
-        Some(Counted {
-            calls,
-            seat,
-            name,
-            mark,
-        })
+        Some(Counted { seat, mark })
     }
 
     /// Counts a call that is not of one connection.
     #[inline]
     pub(crate) fn begin_general(calls: &'static Calls, mark: &'a Mark) -> Counted<'a> {
-        let name = mark.named(NO_CONNECTION);
-        Counted {
-            calls,
-            seat: calls.enter(name),
-            name,
-            mark,
-        }
+        let seat = calls.enter(mark.named(NO_CONNECTION));
+        Counted { seat, mark }
     }
 
-    /// Counts the call out.
+    /// Counts the call out of `calls`.
     #[inline]
-    pub(crate) fn end(self) {
-        self.calls.leave(self.seat, self.name);
+    pub(crate) fn end(self, calls: &Calls) {
+        calls.leave(self.seat, self.mark.address());
         self.mark.clear();
     }
 }
@@ -114,8 +103,12 @@ const NO_CONNECTION: u32 = u32::MAX;
 
 /// Tells of a counted call on connection `index` whether it was left, as [`Calls::are_over`] asks.
 pub(crate) fn is_gone(index: u32, name: Name) -> bool {
-    let words = content(name.mark, index).into_iter().enumerate();
-    let mut compared = words.map(|(n, word)| sys::compare(name.mark as usize + 4 * n, word));
+    // The kernel compares four bytes at a time. The lower half comes first in memory.
+    const _: () = assert!(cfg!(target_endian = "little"));
+    let content = content(name.mark, index);
+    let halves = [(0, content as u32), (4, (content >> 32) as u32)];
+    let mut compared =
+        (halves.into_iter()).map(|(at, half)| sys::compare(name.mark as usize + at, half));
     let is_gone = match compared.find(|compared| *compared != Compared::Equal) {
         Some(Compared::Different) => true,
         // If the thread lives, it may be the only one that may read its stack.
@@ -143,11 +136,11 @@ mod tests {
     #[test]
     fn call_that_a_handler_leaves_by_a_jump_counts_until_its_frame_is_used_again() {
         let connection = Connection::of_a_test(-1);
-        for word in 0..2 {
+        for bit in [0, 32] {
             let mark = Mark::default();
             let _left = begin(&connection, &mark);
             assert!(!are_over(&connection), "its frame is there");
-            mark.0[word].store(7, Ordering::Relaxed);
+            mark.0.fetch_xor(1 << bit, Ordering::Relaxed);
             assert!(are_over(&connection));
         }
     }
@@ -162,7 +155,7 @@ mod tests {
         let _left = begin(&first, &mark);
         let later = begin(&second, &mark);
         assert!(are_over(&first) && !are_over(&second));
-        later.end();
+        later.end(&second.local.rx_in_flight);
         assert!(are_over(&second));
     }
 

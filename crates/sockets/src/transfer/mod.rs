@@ -1,7 +1,8 @@
 //! The bytes of a connection: sends and receives on the carrier, in a ring, and across the switches
 //! between them.
 //!
-//! - [`fast_path`]: short messages in the usual state;
+//! - [`fast_path`]: short messages in rings, [`host_path`]: plain calls on the carrier, both in the
+//!   usual state;
 //! - [`send`], [`receive`]: the general code for both directions;
 //! - [`sendfile`]: `sendfile` and `splice`;
 //! - [`peek`], [`peek_offset`]: looking at bytes without taking them;
@@ -14,6 +15,7 @@ pub(crate) mod buffers;
 pub(crate) mod control_messages;
 pub(crate) mod fast_path;
 pub(crate) mod host_call;
+pub(crate) mod host_path;
 pub(crate) mod kernel_call;
 pub(crate) mod peek;
 pub(crate) mod peek_offset;

@@ -11,7 +11,7 @@ static KERNEL_WAITS: [Calls; WORDS] = [const { Calls::new() }; WORDS];
 const WORDS: usize = 8;
 
 /// Counts a thread that waits for a connection inside the kernel, until it is dropped.
-pub(crate) struct KernelWait<'a>(Option<Counted<'a>>);
+pub(crate) struct KernelWait<'a>(Option<(&'static Calls, Counted<'a>)>);
 
 impl<'a> KernelWait<'a> {
     /// Counts a thread that is about to wait in the kernel, if one of its descriptors is a
@@ -20,15 +20,15 @@ impl<'a> KernelWait<'a> {
     pub(crate) fn begin(counts: bool, mark: &'a Mark) -> KernelWait<'a> {
         // The memory of threads lies whole pages apart.
         let calls = &KERNEL_WAITS[(errno::thread() >> 12) % WORDS];
-        KernelWait(counts.then(|| Counted::begin_general(calls, mark)))
+        KernelWait(counts.then(|| (calls, Counted::begin_general(calls, mark))))
     }
 }
 
 impl Drop for KernelWait<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(counted) = self.0.take() {
-            counted.end();
+        if let Some((calls, counted)) = self.0.take() {
+            counted.end(calls);
         }
     }
 }

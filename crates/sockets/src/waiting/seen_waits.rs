@@ -70,9 +70,12 @@ pub(crate) fn begin_turn(local: &Local) {
 #[inline]
 pub(crate) fn after_call(local: &Local, result: isize) {
     let waits = local.waits.load(Ordering::Relaxed);
-    if waits & SEEN != 0 {
-        return;
+    if waits & SEEN == 0 {
+        after_unseen_call(local, waits, result);
     }
+}
+
+fn after_unseen_call(local: &Local, waits: u32, result: isize) {
     if result < 0 && errno::get() == libc::EAGAIN {
         let is_polling = waits + 1 >= EMPTY_POLLS_MAX;
         let waits = if is_polling { SEEN } else { waits + 1 };

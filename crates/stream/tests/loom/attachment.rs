@@ -19,6 +19,8 @@ struct Process {
     calls: [Calls; 2],
     /// The marks in the frames of two threads: 1 while a call is there.
     marks: [AtomicU32; 2],
+    /// 1 when the connection is to stay on its carrier.
+    pinned: AtomicU32,
     /// Calls on the carrier change this value; the thread that gives a region reads it.
     counted: UnsafeCell<u32>,
     /// Threads inside the region change this value; the thread that has taken the region frees it.
@@ -36,6 +38,7 @@ impl Process {
             attachment: Attachment::default(),
             calls: Default::default(),
             marks: [AtomicU32::new(0), AtomicU32::new(0)],
+            pinned: AtomicU32::new(0),
             counted: UnsafeCell::new(0),
             memory: UnsafeCell::new(0),
         })
@@ -52,7 +55,7 @@ impl Process {
         let seat = self.attachment.begin_host_call(calls, name);
         if let Some(seat) = seat {
             moves();
-            calls.leave(seat, name);
+            calls.leave(seat, name.mark);
         }
         // Release pairs with the Acquire load in `attach`.
         self.marks[of].store(0, Ordering::Release);
@@ -203,6 +206,58 @@ fn place_of_a_call_that_was_left_is_taken_by_one_call() {
             })
         });
         process.attach_beside(thread);
+    });
+}
+
+impl Process {
+    /// Keeps the connection on its carrier, as `Connection::pin`.
+    fn pin(&self) {
+        // Pairs with the load in `attach_unpinned`: one of the two sides sees the other's store.
+        self.pinned.fetch_or(1, Ordering::SeqCst);
+    }
+
+    /// As [`Process::call`], by a thread that looks first whether the connection is pinned.
+    fn call_seeing_pin(&self, direction: usize) -> bool {
+        // Pairs with the store in `pin`.
+        if self.pinned.load(Ordering::SeqCst) == 0 {
+            return self.call(direction);
+        }
+        let is_on_carrier = self.attachment.begin_pinned_call();
+        if is_on_carrier {
+            // SAFETY: loom checks it.
+            self.counted.with_mut(|count| unsafe { *count += 1 });
+        }
+        is_on_carrier
+    }
+
+    /// As [`Process::attach`], by a thread that looks afterwards whether the connection is pinned.
+    fn attach_unpinned(&self) -> bool {
+        let is_given = self.attach();
+        // Pairs with the store in `pin`.
+        if is_given && self.pinned.load(Ordering::SeqCst) != 0 {
+            self.attachment.take();
+            return false;
+        }
+        is_given
+    }
+}
+
+#[test]
+fn call_on_a_pinned_connection_is_not_on_the_carrier_while_a_region_is_given() {
+    explore(3, || {
+        let process = Process::new();
+        let [pinning, calling] = [(); 2].map(|()| process.clone());
+        let pins = loom::thread::spawn(move || pinning.pin());
+        let calls = loom::thread::spawn(move || calling.call_seeing_pin(1));
+        let attached = process.attach_unpinned();
+        let counted = if attached { process.counted() } else { 0 };
+        let was_carriers = calls.join().unwrap();
+        pins.join().unwrap();
+        if attached {
+            assert_eq!(counted, u32::from(was_carriers));
+        } else {
+            assert!(!process.attachment.has_region());
+        }
     });
 }
 

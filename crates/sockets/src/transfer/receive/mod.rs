@@ -167,7 +167,7 @@ fn finish_host_receive(connection: &Connection, counted: Counted<'_>, result: is
     if is_its && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
         entry.rx_carrier.fetch_add(result as u64, Ordering::Relaxed);
     }
-    counted.end();
+    counted.end(&connection.local.rx_in_flight);
     seen_waits::after_call(connection.local, result);
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         connection.pin(Reason::Unsupported);

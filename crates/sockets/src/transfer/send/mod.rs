@@ -195,7 +195,7 @@ pub(crate) fn finish_host_send(connection: &Connection, counted: Counted<'_>, re
     if is_its {
         entry.tx_carrier.fetch_add(result as u64, Ordering::Relaxed);
     }
-    counted.end();
+    counted.end(&connection.local.tx_in_flight);
     if is_its {
         pairing::after_host_call(connection, result as u64);
     }
