@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Barrier;
 
+use support::sockets::diag;
 use support::{Adapter, FakeEnd, FakeLibrary, Scratch, as_user};
 use toehold_adapter::daemon::Options;
 use toehold_adapter::wire;
@@ -139,17 +140,6 @@ impl Wired {
     fn accept(&self, client: OwnedFd) -> [OwnedFd; 2] {
         let (server, _) = self.listener.accept().expect("accepted");
         [client, server.into()]
-    }
-}
-
-/// A socket that asks the kernel about other sockets of this thread's namespace.
-fn diag() -> OwnedFd {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-    // SAFETY: takes no pointers; the kernel made the descriptor for us.
-    unsafe {
-        let fd = libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG);
-        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-        OwnedFd::from_raw_fd(fd)
     }
 }
 

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
-use support::sockets::connection;
+use support::sockets::{connection, diag};
 use support::{Adapter, FakeLibrary, Scratch};
 use toehold_adapter::wire;
 use toehold_channel::rendezvous::{Kind, Message, mapped};
@@ -120,17 +120,6 @@ impl Elsewhere {
                 diag: diag(),
             }
         }))
-    }
-}
-
-/// Asks about sockets of this thread's namespace.
-fn diag() -> OwnedFd {
-    // SAFETY: a new descriptor, or -1, which is refused.
-    unsafe {
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-        let socket = libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG);
-        assert!(socket >= 0);
-        OwnedFd::from_raw_fd(socket)
     }
 }
 

@@ -6,12 +6,12 @@ mod support;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use support::page::StuckPage;
-use support::sockets::connection;
+use support::sockets::{connection, diag};
 use support::{
     Adapter, FakeLibrary, FakeTable, Scratch, as_user, become_user, socket_pair, try_connect,
 };
@@ -611,17 +611,6 @@ fn a_shown_namespace_that_its_program_still_uses_keeps_nobody_waiting() {
         });
         assert_answers(&scratch);
     });
-}
-
-/// A socket that answers for the namespace of this thread.
-fn diag() -> OwnedFd {
-    // SAFETY: a new descriptor, or -1, which is refused.
-    unsafe {
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-        let socket = libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG);
-        assert!(socket >= 0);
-        OwnedFd::from_raw_fd(socket)
-    }
 }
 
 /// Asks for all TCP connections of IPv4, with the kernel's counts of each.

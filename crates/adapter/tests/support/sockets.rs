@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
 /// Sockets that were made for a test, by the ports that the test gave them.
@@ -74,4 +74,15 @@ fn open_with(local_port: u16, remote_port: u16) -> Option<i32> {
         let ports = ports.map(|address| address.map_or(0, |address| address.port()));
         ports == [local_port, remote_port]
     })
+}
+
+/// A socket that asks about sockets of this thread's namespace.
+pub(crate) fn diag() -> OwnedFd {
+    // SAFETY: a new descriptor, or -1, which is refused.
+    unsafe {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+        let socket = libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG);
+        assert!(socket >= 0, "{}", std::io::Error::last_os_error());
+        OwnedFd::from_raw_fd(socket)
+    }
 }
