@@ -1,4 +1,4 @@
-//! How often each user may ask the adapter for something that costs it or the kernel much.
+//! The rate at which each user may ask the adapter for something that costs it or the kernel much.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -216,12 +216,12 @@ impl Flow {
     /// True when the program certainly reads. On the carrier it must have taken more than the
     /// buffers on the way hold. From its ring a program takes only what it reads.
     fn has_shown_reading(&self, cx: &mut StepContext<'_>) -> bool {
-        let reads_ring = |cx: &mut StepContext<'_>| {
-            let endpoint = cx.streams.endpoint(self.id);
-            endpoint.is_some_and(|endpoint| endpoint.is_being_read(self.taken))
-        };
+        if self.taken < u64::from(RECEIVE_BYTES) {
+            return false;
+        }
+        let endpoint = cx.streams.endpoint(self.id);
         self.taken >= PROOF_OF_READING_BYTES
-            || self.taken >= u64::from(RECEIVE_BYTES) && reads_ring(cx)
+            || endpoint.is_some_and(|endpoint| endpoint.is_being_read(self.taken))
     }
 
     /// Makes a window larger that the budget has limited, if there is room now.

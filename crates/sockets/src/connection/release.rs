@@ -266,10 +266,14 @@ fn leave_region(connection: &Connection, region: NonNull<u8>) -> Left {
     drop(wake);
     drop(rx);
     drop(tx);
-    let inside = || match () {
-        () if !has_all || local.attachment.is_running() => Inside::Running,
-        () if local.attachment.is_used() => Inside::Asleep,
-        () => Inside::Nobody,
+    let inside = || {
+        if !has_all || local.attachment.is_running() {
+            Inside::Running
+        } else if local.attachment.is_used() {
+            Inside::Asleep
+        } else {
+            Inside::Nobody
+        }
     };
     await_exit(inside, sys::yield_now, sys::now_ns);
     local.offered.store(null_mut(), Ordering::Relaxed);
