@@ -41,8 +41,11 @@ struct State {
 
 struct Question {
     key: u64,
-    ask: Box<dyn FnOnce() + Send>,
+    ask: Box<dyn FnOnce() -> Delivery + Send>,
 }
+
+/// Hands over an answer, without a wait.
+type Delivery = Box<dyn FnOnce()>;
 
 impl Aside {
     /// Starts the threads. They run when this returns: a filter for system calls that is set
@@ -66,9 +69,18 @@ impl Aside {
         Ok(aside)
     }
 
-    /// Calls `ask` on one of the threads.
-    pub(crate) fn ask(&self, key: u64, ask: impl FnOnce() + Send + 'static) {
-        let ask = Box::new(ask);
+    /// Calls `ask` on one of the threads, and then `deliver`, which must not wait, with the answer.
+    /// The key has no thread any more when the answer is there.
+    pub(crate) fn ask<T: 'static>(
+        &self,
+        key: u64,
+        ask: impl FnOnce() -> T + Send + 'static,
+        deliver: impl FnOnce(T) + Send + 'static,
+    ) {
+        let ask = Box::new(|| {
+            let answer = ask();
+            Box::new(|| deliver(answer)) as Delivery
+        });
         self.0.lock().queue.push_back(Question { key, ask });
         self.0.has_work.notify_one();
     }
@@ -84,10 +96,8 @@ impl Aside {
             return None;
         }
         let (sender, receiver) = sync_channel(1);
-        self.ask(key, move || {
-            // An error means that the answer comes too late.
-            let _ = sender.send(ask());
-        });
+        // An error means that the answer comes too late.
+        self.ask(key, ask, move |answer| drop(sender.send(answer)));
         receiver.recv_timeout(limit).ok()
     }
 }
@@ -122,10 +132,11 @@ impl Shared {
             };
             state.asked.insert(key);
             drop(state);
-            ask();
-            state = self.lock();
+            let deliver = ask();
+            self.lock().asked.remove(&key);
+            deliver();
             // The next question with this key is found by this thread.
-            state.asked.remove(&key);
+            state = self.lock();
         }
     }
 }
@@ -157,17 +168,19 @@ mod tests {
     fn delayed(aside: &Aside, key: u64) -> std::sync::mpsc::Sender<()> {
         let (answer, answered) = channel::<()>();
         let (begin, begun) = channel();
-        aside.ask(key, move || {
+        let ask = move || {
             begin.send(()).expect("the test waits");
             let _ = answered.recv();
-        });
+        };
+        aside.ask(key, ask, drop);
         begun.recv().expect("a thread asks");
         answer
     }
 
     fn question(aside: &Aside, key: u64) -> Receiver<u64> {
         let (answer, answered) = channel();
-        aside.ask(key, move || answer.send(key).expect("the test waits"));
+        let deliver = move |key| answer.send(key).expect("the test waits");
+        aside.ask(key, move || key, deliver);
         answered
     }
 
@@ -183,6 +196,15 @@ mod tests {
         assert!(waiting.try_recv().is_err());
         drop(delayed_answer);
         assert_eq!(waiting.recv(), Ok(7));
+    }
+
+    #[test]
+    fn a_key_is_free_when_its_answer_is_there() {
+        const LONG: Duration = Duration::from_secs(60);
+        let aside = Aside::start().expect("threads");
+        for number in 0..10_000 {
+            assert_eq!(aside.ask_within(7, LONG, move || number), Some(number));
+        }
     }
 
     #[test]

@@ -525,8 +525,8 @@ impl Daemon {
         connection.pidfd = None;
         let found = aside.found.clone();
         let key = connection.uid.into();
-        let ask = move || found.add(Outcome::Survivor(id, search.run()));
-        aside.threads.ask(key, ask);
+        let deliver = move |survivor| found.add(Outcome::Survivor(id, survivor));
+        aside.threads.ask(key, move || search.run(), deliver);
     }
 
     /// Goes on with what other threads have found or done.

@@ -272,11 +272,12 @@ impl Daemon {
         while let Some(part) = self.regions.poll_give_back() {
             let found = aside.found.clone();
             let key = part.pair.0;
-            aside.givers.ask(key, move || {
-                if let Some(region) = part.run() {
+            let deliver = move |region: Option<_>| {
+                if let Some(region) = region {
                     found.add(Done::GaveBack(region));
                 }
-            });
+            };
+            aside.givers.ask(key, move || part.run(), deliver);
         }
     }
 
