@@ -14,21 +14,27 @@
 //! run in *lanes*: the lanes run side by side, and the steps of a lane one after the other
 //! ([`Steps::run_lanes`]).
 //!
+//! A step in a lane that is silent for [`SILENCE_MAX`] hangs. Its processes are shown and killed,
+//! so that the run ends, and tells where it hung. The step has failed then.
+//!
 //! Processor time bounds a run with lanes, so the table shows that of each step, and the closing
 //! lines show how busy the processors were.
 
 mod failures;
+mod hung;
+mod output;
 mod processors;
 mod seen;
 
 use std::collections::VecDeque;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use self::failures::{Failure, Failures};
+use self::output::{Next, Output};
 use self::processors::{Ticks, wait};
 use self::seen::Seen;
 use crate::root;
@@ -38,6 +44,8 @@ use crate::skips::{self, Skip};
 const PART_SHOWN_SECONDS: f64 = 5.0;
 /// The number of failures of a step that may turn out to be unsteady tests.
 const UNSTEADY_MAX: usize = 3;
+/// A step in a lane that says nothing for as long hangs. Compilers and the slowest tests need less.
+const SILENCE_MAX: Duration = Duration::from_secs(360);
 /// Steps that run one after the other, beside other lanes.
 pub(crate) type Lane<'a> = Box<dyn FnOnce(&mut Steps) + Send + 'a>;
 
@@ -128,6 +136,8 @@ struct Step {
     unsteady: Vec<Failure>,
     /// Its last lines.
     last: VecDeque<String>,
+    /// Its processes that hung, in lines.
+    hung: Vec<String>,
     /// Runs its failed tests once more, if that may help.
     again: Option<Command>,
 }
@@ -179,7 +189,8 @@ impl Steps {
     pub(crate) fn run(&mut self, name: &'static str, command: &mut Command) {
         self.say(&format!("\n==> {name}: {}", words(command)));
         let started = Instant::now();
-        let (seen, success) = watch(command, &mut self.shown);
+        let silence_max = self.is_lane.then_some(SILENCE_MAX);
+        let (seen, success) = watch(command, &mut self.shown, silence_max);
         let _ = self.shown.flush();
         self.done.push(seen.step(name, started, success));
     }
@@ -203,7 +214,7 @@ impl Steps {
                     Urgency::Awaited => command,
                     Urgency::Idle => idle(command),
                 };
-                let success = tee(command, &mut shown, &mut seen);
+                let success = tee(command, &mut shown, &mut seen, None);
                 let _ = std::io::stdout().lock().write_all(&shown);
                 seen.step(name, started, success)
             };
@@ -300,6 +311,7 @@ impl Steps {
             failures: Vec::new(),
             unsteady: Vec::new(),
             last: VecDeque::new(),
+            hung: Vec::new(),
             again: None,
         });
     }
@@ -391,6 +403,9 @@ impl Step {
             println!("FAILED: {}{ends}", self.name);
             self.last.iter().for_each(|line| println!("    {line}"));
         }
+        for line in &self.hung {
+            println!("    {line}");
+        }
     }
 
     /// Runs its failed tests once more, if there is a command for that.
@@ -401,7 +416,7 @@ impl Step {
         let title = format!("\n==> {}, what failed, once more: ", self.name);
         let _ = writeln!(shown, "{title}{}", words(&alone));
         let started = Instant::now();
-        let (again, success) = watch(&mut alone, shown);
+        let (again, success) = watch(&mut alone, shown, Some(SILENCE_MAX));
         self.took += started.elapsed();
         self.computed += again.computed;
         let counts = again.outcome(success);
@@ -432,9 +447,9 @@ impl Step {
 
 /// Runs a command from the top of the tree, shows its output and examines it; true when the
 /// command succeeded.
-fn watch(command: &mut Command, shown: &mut Shown) -> (Seen, bool) {
+fn watch(command: &mut Command, shown: &mut Shown, silence_max: Option<Duration>) -> (Seen, bool) {
     let mut seen = Seen::default();
-    let success = tee(command.current_dir(root()), shown, &mut seen);
+    let success = tee(command.current_dir(root()), shown, &mut seen, silence_max);
     (seen, success)
 }
 
@@ -470,10 +485,15 @@ fn row(name: &str, counts: Counts, seconds: f64, computed: Option<f64>) -> Strin
 }
 
 /// Runs a command, writes its output to `shown` as it arrives and examines each line; true when it
-/// succeeds.
+/// succeeds. Ends it when it says nothing for as long as `silence_max`.
 ///
 /// Both of its outputs use one pipe, so that their lines keep their order.
-fn tee(command: &mut Command, shown: &mut impl Write, seen: &mut Seen) -> bool {
+fn tee(
+    command: &mut Command,
+    shown: &mut impl Write,
+    seen: &mut Seen,
+    silence_max: Option<Duration>,
+) -> bool {
     let child = std::io::pipe().and_then(|(reader, writer)| {
         command.stdin(Stdio::null()).stdout(writer.try_clone()?);
         Ok((command.stderr(writer).spawn()?, reader))
@@ -487,20 +507,43 @@ fn tee(command: &mut Command, shown: &mut impl Write, seen: &mut Seen) -> bool {
             return false;
         }
     };
-    let mut reader = BufReader::new(reader);
-    let mut line = Vec::new();
-    while reader
-        .read_until(b'\n', &mut line)
-        .is_ok_and(|read| read > 0)
-    {
+    let mut output = Output::of(&child, reader);
+    let mut show = |line: &[u8]| {
         // A reader of ours that has gone away must not stop the step.
-        let _ = shown.write_all(&line);
-        seen.look_at(String::from_utf8_lossy(&line).trim_end());
-        line.clear();
+        let _ = shown.write_all(line);
+    };
+    loop {
+        match output.next(silence_max) {
+            Next::Line(line) => {
+                show(&line);
+                seen.look_at(String::from_utf8_lossy(&line).trim_end());
+            }
+            Next::Silence => {
+                let report = end_hung(child.id(), silence_max.unwrap_or_default());
+                report
+                    .iter()
+                    .for_each(|line| show(format!("{line}\n").as_bytes()));
+                seen.hung.extend(report);
+            }
+            Next::End => break,
+        }
     }
     let (success, computed) = wait(&child);
     seen.computed += computed;
-    success
+    success && seen.hung.is_empty()
+}
+
+/// Kills the processes of a command that hangs, and reports where they were. The command itself,
+/// `cargo` say, goes on with its next program unless it hangs alone.
+fn end_hung(command: u32, silence: Duration) -> Vec<String> {
+    let mut report = vec![format!("HUNG: silent for {} s", silence.as_secs())];
+    let mut processes = hung::descendants(command);
+    if processes.is_empty() {
+        processes.push(command);
+    }
+    report.extend(processes.iter().flat_map(|&process| hung::report(process)));
+    hung::end(&processes);
+    report
 }
 
 /// A command as a user would type it.
@@ -629,13 +672,14 @@ mod tests {
             "sh -c 'i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done'",
         ]);
         let mut seen = Seen::default();
-        assert!(tee(&mut command, &mut Vec::new(), &mut seen));
+        assert!(tee(&mut command, &mut Vec::new(), &mut seen, None));
         assert!(seen.computed > Duration::ZERO);
         let mut idle = Seen::default();
         assert!(!tee(
             Command::new("false").arg(""),
             &mut Vec::new(),
-            &mut idle
+            &mut idle,
+            None
         ));
         assert!(idle.computed < seen.computed);
     }
@@ -649,8 +693,45 @@ mod tests {
         ]);
         let mut seen = Seen::default();
         let mut shown = Vec::new();
-        assert!(!tee(&mut command, &mut shown, &mut seen));
+        assert!(!tee(&mut command, &mut shown, &mut seen, None));
         assert_eq!(shown, b"---- a stdout ----\nSKIPPED: b\n");
         assert_eq!(seen.skips[0].what, "a");
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_shown_and_ended_and_its_command_goes_on() {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo begun; sleep 1000; echo 'the next program'"]);
+        let mut child = command.stdout(writer).spawn().expect("a shell");
+        drop(command);
+        let mut output = Output::of(&child, reader);
+        assert_eq!(output.next(None), Next::Line(b"begun\n".to_vec()));
+        while hung::descendants(child.id()).is_empty() {
+            std::thread::yield_now();
+        }
+        let report = end_hung(child.id(), SILENCE_MAX);
+        assert!(report[1].starts_with("process "), "{report:#?}");
+        assert_eq!(
+            output.next(None),
+            Next::Line(b"the next program\n".to_vec())
+        );
+        assert_eq!(output.next(None), Next::End);
+        assert!(child.wait().expect("it has ended").success());
+    }
+
+    #[test]
+    fn a_command_that_hangs_alone_is_ended() {
+        let mut command = Command::new("sleep");
+        let (mut seen, mut shown) = (Seen::default(), Vec::new());
+        let silence_max = Some(Duration::from_millis(1));
+        assert!(!tee(
+            command.arg("1000"),
+            &mut shown,
+            &mut seen,
+            silence_max
+        ));
+        assert!(seen.hung[0].starts_with("HUNG: "), "{:#?}", seen.hung);
+        assert!(shown.starts_with(b"HUNG: "));
     }
 }

@@ -21,6 +21,8 @@ pub(super) struct Seen {
     test: Option<String>,
     pub(super) failures: Failures,
     last: VecDeque<String>,
+    /// Its processes that hung, in lines.
+    pub(super) hung: Vec<String>,
     /// The processor time of its processes.
     pub(super) computed: Duration,
 }
@@ -47,6 +49,7 @@ impl Seen {
             failures: self.failures.found,
             unsteady: Vec::new(),
             last: self.last,
+            hung: self.hung,
             again: None,
         }
     }
