@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use support::scene::Scene;
 use support::stuck::StuckProcess;
-use support::{Adapter, FakeEnd, FakeLibrary, FakeTable, Scratch, connect, socket_pair};
+use support::{Adapter, FakeEnd, FakeLibrary, FakeTable, LONG, Scratch, connect, socket_pair};
 use toehold_adapter::client;
 use toehold_adapter::wire::{self, Received};
 use toehold_channel::rendezvous::{Kind, Message};
@@ -148,9 +148,8 @@ fn a_process_that_does_not_show_its_mappings_does_not_keep_an_adapter_from_start
         toehold_adapter::unserved::hail(place, true);
         done.send(()).expect("the test waits");
     });
-    let long = std::time::Duration::from_secs(20);
     is_done
-        .recv_timeout(long)
+        .recv_timeout(LONG)
         .expect("it does not wait for that process");
 }
 

@@ -331,6 +331,7 @@ fn a_table_that_changes_under_the_adapters_eyes_harms_nobody_else() {
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|threads| {
         threads.spawn(|| scribble(table_file, &done));
+        let _done = support::Done(&done);
         for round in 0..100u32 {
             for entry in 0..64 {
                 let generation = hostile
@@ -354,7 +355,6 @@ fn a_table_that_changes_under_the_adapters_eyes_harms_nobody_else() {
             client::status(&scratch.path()).expect("status");
             client::detach(&scratch.path(), 0, None).expect("detach");
         }
-        done.store(true, Ordering::Relaxed);
     });
     assert_serves(&scratch);
 }

@@ -10,8 +10,9 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
+use support::children::Child;
 use support::sockets::{connection, diag};
-use support::{Adapter, FakeLibrary, Scratch};
+use support::{Adapter, FakeLibrary, LONG, Scratch};
 use toehold_adapter::wire;
 use toehold_channel::rendezvous::{Kind, Message, mapped};
 use toehold_channel::table::Reason;
@@ -137,17 +138,12 @@ fn as_another_user(part: impl FnOnce() -> bool) -> Option<bool> {
         eprintln!("SKIPPED: only root can become another user");
         return None;
     }
-    // SAFETY: the child has one thread, ends in `_exit`, and frees nothing of its parent's.
-    unsafe {
-        let child = libc::fork();
-        if child == 0 {
-            let is_other = libc::setgid(65_534) == 0 && libc::setuid(65_534) == 0;
-            libc::_exit(i32::from(!(is_other && part())));
-        }
-        let mut status = 0;
-        assert_eq!(libc::waitpid(child, &mut status, 0), child);
-        Some(status == 0)
-    }
+    let child = Child::fork_with_all(|| {
+        // SAFETY: no memory is involved.
+        let is_other = unsafe { libc::setgid(65_534) == 0 && libc::setuid(65_534) == 0 };
+        is_other && part()
+    });
+    Some(child.ends_well())
 }
 
 #[test]
@@ -305,7 +301,8 @@ fn a_shown_socket_is_not_kept_open() {
     library.pair_showing(false, client.as_fd());
     library.settle();
     drop(client);
-    // The read would wait for ever if the adapter kept the socket.
+    // The read would wait in vain if the adapter kept the socket.
+    server.set_read_timeout(Some(LONG)).expect("a socket");
     assert_eq!(server.read(&mut [0]).expect("ended in order"), 0);
 }
 

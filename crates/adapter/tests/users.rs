@@ -9,11 +9,13 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use support::children::Child;
 use support::page::StuckPage;
 use support::sockets::{connection, diag};
 use support::{
-    Adapter, FakeLibrary, FakeTable, Scratch, as_user, become_user, socket_pair, try_connect,
+    Adapter, Done, FakeLibrary, FakeTable, LONG, Scratch, as_user, become_user, socket_pair,
+    try_connect, wait_until,
 };
 use toehold_adapter::client;
 use toehold_adapter::daemon::Options;
@@ -170,8 +172,8 @@ fn a_third_user_with_a_claim_on_a_tuple_gets_nothing() {
 
 /// Sockets to the adapter, of a process that is not this one.
 struct Crowd {
-    pid: libc::pid_t,
-    done: UnixStream,
+    _child: Child,
+    _done: UnixStream,
 }
 
 impl Crowd {
@@ -179,33 +181,21 @@ impl Crowd {
     fn of(scratch: &Scratch, uid: u32, count: usize) -> Crowd {
         let path = scratch.path();
         let (mut done, theirs) = UnixStream::pair().expect("pair");
-        // SAFETY: the child makes system calls and allocates only what its socket calls need; no
-        // other thread holds the allocator's lock across this (glibc takes care of it at a fork).
-        let pid = unsafe { libc::fork() };
-        assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
-        if pid == 0 {
+        let child = Child::fork(&[theirs.as_fd()], || {
             become_user(uid);
             let sockets: Vec<_> = (0..count).map(|_| try_connect(&path)).collect();
             let _ = (&theirs).write_all(&[1]);
             // Until the test is done with us.
             let _ = (&theirs).read(&mut [0]);
             drop(sockets);
-            // SAFETY: nothing of the parent's is to run here.
-            unsafe { libc::_exit(0) };
-        }
+            true
+        });
         drop(theirs);
+        done.set_read_timeout(Some(LONG)).expect("a socket");
         done.read_exact(&mut [0]).expect("the child connects");
-        Crowd { pid, done }
-    }
-}
-
-impl Drop for Crowd {
-    fn drop(&mut self) {
-        let _ = self.done.shutdown(std::net::Shutdown::Both);
-        // SAFETY: our child, not reaped yet.
-        unsafe {
-            libc::kill(self.pid, libc::SIGKILL);
-            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+        Crowd {
+            _child: child,
+            _done: done,
         }
     }
 }
@@ -233,12 +223,9 @@ fn one_user_cannot_take_all_clients() {
     assert_eq!(server.offer().message.pair, client.offer().message.pair);
     // When the crowd is gone, its user has room again.
     drop(crowds);
-    let mut tries = (0..TRIES_MAX).map(|_| is_served(&scratch, STRANGER));
-    assert!(tries.any(|served| served), "turned away for ever");
+    let has_room = wait_until(|| is_served(&scratch, STRANGER));
+    assert!(has_room, "turned away for ever");
 }
-
-/// Far more than the adapter takes to notice that the crowd is gone.
-const TRIES_MAX: usize = 100_000;
 
 /// Whether the adapter answers a user on a fresh socket.
 fn is_served(scratch: &Scratch, uid: u32) -> bool {
@@ -250,27 +237,6 @@ fn is_answered(scratch: &Scratch) -> bool {
     let sent = wire::send(socket.as_fd(), &Message::new(Kind::Ping), &[]);
     let answer = || wire::receive(socket.as_fd());
     sent.is_ok() && matches!(answer(), Ok(wire::Received::Message(_, Kind::Answer, _)))
-}
-
-/// Forks a child that ends well if `part` is true. Returns its process number.
-fn in_child(part: impl FnOnce() -> bool) -> libc::pid_t {
-    // SAFETY: the child has one thread, ends in `_exit`, and frees nothing of its parent's.
-    unsafe {
-        let child = libc::fork();
-        assert!(child >= 0, "fork");
-        if child == 0 {
-            libc::_exit(i32::from(!part()));
-        }
-        child
-    }
-}
-
-/// Waits for a child to end.
-fn ends_well(child: libc::pid_t) -> bool {
-    let mut status = 0;
-    // SAFETY: our child.
-    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
-    waited == child && status == 0
 }
 
 /// A socket of the adapter's kind that listens at a path.
@@ -302,18 +268,18 @@ fn a_flood_of_one_user_does_not_keep_others_waiting() {
         return;
     };
     let flood = library(&scratch, STRANGER);
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             become_user(STRANGER);
             let request = Message::new(Kind::Withdraw);
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 let _ = wire::try_send(flood.socket.as_fd(), &request, &[]);
             }
         });
+        let _stop = Done(&stop);
         let [server, client] = two_users(&scratch, [82, 5002]);
         assert_eq!(server.offer().message.pair, client.offer().message.pair);
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
 }
 
@@ -603,7 +569,7 @@ fn a_shown_namespace_that_its_program_still_uses_keeps_nobody_waiting() {
                 .expect("the test waits");
             list_with_counts(&again);
         });
-        wait_until_asleep(is_told.recv().expect("its number"));
+        wait_until_asleep(is_told.recv_timeout(LONG).expect("its number"));
         as_user(STRANGER, || {
             let message = Message::new(Kind::Namespace);
             wire::send(stranger.socket.as_fd(), &message, &[diag.as_fd()]).expect("sent");
@@ -637,15 +603,11 @@ fn list_with_counts(diag: &OwnedFd) {
 
 /// Waits until a thread of this process sleeps in a way that no signal ends.
 fn wait_until_asleep(thread: libc::pid_t) {
-    const LOOKS_MAX: usize = 10_000_000;
-    for _ in 0..LOOKS_MAX {
+    let sleeps = wait_until(|| {
         let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
-        if stat.expect("it runs").contains(") D ") {
-            return;
-        }
-        std::thread::yield_now();
-    }
-    panic!("it does not sleep");
+        stat.expect("it runs").contains(") D ")
+    });
+    assert!(sleeps, "it does not sleep");
 }
 
 /// A program receives on the socket that it has sent to be adopted, and its page does not come.
@@ -704,16 +666,17 @@ fn a_socket_to_another_program_is_not_adopted_in_that_program_s_name() {
         return;
     };
     let place = scratch.path().with_file_name("victim");
-    let (mut ready, mut is_ready) = std::io::pipe().map(|(r, w)| (w, r)).expect("pipe");
-    let (mut go, may_go) = std::io::pipe().map(|(r, w)| (w, r)).expect("pipe");
-    let victim = in_child(|| {
+    let (mut orders, theirs) = UnixStream::pair().expect("pair");
+    let victim = Child::fork(&[theirs.as_fd()], || {
         let _listener = listen_at(&place);
         become_user(SERVER);
-        let told = ready.write_all(b"r").is_ok();
-        let go_on = (&mut &may_go).read(&mut [0]).is_ok();
+        let told = (&theirs).write_all(b"r").is_ok();
+        let go_on = (&theirs).read_exact(&mut [0]).is_ok();
         told && go_on && is_answered(&scratch)
     });
-    is_ready.read_exact(&mut [0]).expect("the victim listens");
+    drop(theirs);
+    orders.set_read_timeout(Some(LONG)).expect("a socket");
+    orders.read_exact(&mut [0]).expect("the victim listens");
     let attacker = library(&scratch, STRANGER);
     let sockets: Vec<OwnedFd> = (0..CLIENTS_MAX).map(|_| connect_to(&place)).collect();
     as_user(STRANGER, || {
@@ -724,8 +687,8 @@ fn a_socket_to_another_program_is_not_adopted_in_that_program_s_name() {
         }
     });
     assert_answers(&scratch);
-    go.write_all(b"g").expect("the victim waits");
-    assert!(ends_well(victim), "the victim is refused");
+    orders.write_all(b"g").expect("the victim waits");
+    assert!(victim.ends_well(), "the victim is refused");
 }
 
 /// A socket that closes at once.

@@ -2,6 +2,7 @@
 //! messages.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod children;
 pub(crate) mod page;
 pub(crate) mod program;
 pub(crate) mod scene;
@@ -17,8 +18,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use toehold_adapter::daemon::{Daemon, Error, Options, Stopper};
 use toehold_adapter::memfd;
 use toehold_adapter::wire::{self, Received};
@@ -82,6 +84,7 @@ impl Adapter {
     /// Waits until the adapter leaves by itself.
     pub(crate) fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
+            assert!(wait_until(|| thread.is_finished()), "the adapter goes on");
             thread.join().expect("no panic").expect("no error");
         }
     }
@@ -91,10 +94,11 @@ impl Drop for Adapter {
     fn drop(&mut self) {
         self.stopper.stop();
         if let Some(thread) = self.thread.take() {
-            let ended = thread.join();
+            let is_over = wait_until(|| thread.is_finished());
+            let ended = is_over && thread.join().is_ok();
             assert!(
-                ended.is_ok() || std::thread::panicking(),
-                "the adapter panicked"
+                ended || std::thread::panicking(),
+                "the adapter panicked, or goes on"
             );
         }
     }
@@ -113,8 +117,32 @@ impl Scratch {
     }
 }
 
-/// Far more turns of the adapter than any test takes.
-const TURNS_MAX: usize = 1_000_000;
+/// Longer than any step of a test takes on a busy host. After this time a wait is in vain.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// Asks `is_so` again and again until it is so, for at most [`LONG`]. Says whether it is so.
+pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
+    let begun = Instant::now();
+    loop {
+        if is_so() {
+            return true;
+        }
+        if begun.elapsed() > LONG {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Raises a flag when dropped: a thread of a scope that waits for the flag ends, even if the
+/// own thread of the scope panics.
+pub(crate) struct Done<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// A family's table.
 pub(crate) struct FakeTable {
@@ -361,11 +389,10 @@ impl FakeLibrary {
         }
     }
 
-    /// Waits until `is_so` holds, for work that the adapter does by itself. Turns of the adapter
-    /// bound the wait.
+    /// Waits until `is_so` holds, for work that the adapter does by itself.
     pub(crate) fn settle_until(&self, mut is_so: impl FnMut() -> bool) -> Vec<FakeOffer> {
-        let mut offers = Vec::new();
-        for _ in 0..TURNS_MAX {
+        let (mut offers, begun) = (Vec::new(), Instant::now());
+        while begun.elapsed() <= LONG {
             offers.extend(self.settle());
             if is_so() {
                 // The cause may have come after the turn before.
@@ -374,7 +401,7 @@ impl FakeLibrary {
             }
             std::thread::yield_now();
         }
-        panic!("not so after {TURNS_MAX} turns of the adapter");
+        panic!("not so after {LONG:?}");
     }
 
     /// Waits for one offer.
@@ -478,6 +505,7 @@ pub(crate) fn socket_pair(kind: libc::c_int) -> (OwnedFd, OwnedFd) {
         let made = libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr());
         assert_eq!(made, 0, "socketpair: {}", io::Error::last_os_error());
         let ends = ends.map(|end| OwnedFd::from_raw_fd(end));
+        limit_waits(ends[0].as_fd());
         // As the library does: a message sent before the adapter asks must carry its sender's
         // identity, too.
         wire::ask_for_senders(ends[0].as_fd()).expect("a socket");
@@ -511,6 +539,15 @@ fn raise_descriptor_limit() {
     }
 }
 
+/// Lets calls on a socket fail that have waited for [`LONG`]: a message that does not come is a
+/// failure, and no test that never ends.
+fn limit_waits(socket: BorrowedFd<'_>) {
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    for direction in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(socket, direction, Some(LONG)).expect("a socket");
+    }
+}
+
 /// A socket connected to the adapter of a directory. The socket blocks, so tests need no clock.
 pub(crate) fn connect(dir: &Path) -> OwnedFd {
     try_connect(dir).expect("connected")
@@ -523,6 +560,7 @@ pub(crate) fn try_connect(dir: &Path) -> io::Result<OwnedFd> {
         let socket = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
         assert!(socket >= 0, "socket: {}", io::Error::last_os_error());
         let socket = OwnedFd::from_raw_fd(socket);
+        limit_waits(socket.as_fd());
         let mut address: libc::sockaddr_un = std::mem::zeroed();
         address.sun_family = libc::AF_UNIX as libc::sa_family_t;
         for (target, &byte) in address.sun_path.iter_mut().zip(path.as_os_str().as_bytes()) {

@@ -6,6 +6,8 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 
+use super::LONG;
+
 /// The page comes when this is dropped.
 pub(crate) struct StuckPage {
     faults: File,
@@ -32,7 +34,9 @@ impl StuckPage {
         // SAFETY: the descriptor is new; both structures are as userfaultfd(2) describes them, and
         // the page is mapped until this value is dropped.
         unsafe {
-            let made = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC);
+            // Without `O_NONBLOCK` it cannot be polled.
+            let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+            let made = libc::syscall(libc::SYS_userfaultfd, flags);
             let faults = File::from_raw_fd(check(made as libc::c_int)?);
             let mut version = [UFFD_API, 0, 0];
             check(libc::ioctl(
@@ -64,6 +68,14 @@ impl StuckPage {
 
     /// Waits until a thread sleeps because of the page.
     pub(crate) fn wait_for_sleeper(&self) {
+        let mut poll = libc::pollfd {
+            fd: self.faults.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: `poll` is one element.
+        let ready = unsafe { libc::poll(&mut poll, 1, LONG.as_millis() as libc::c_int) };
+        assert_eq!(ready, 1, "no thread touches the page");
         let mut event = [0; EVENT_BYTES];
         (&mut &self.faults)
             .read_exact(&mut event)

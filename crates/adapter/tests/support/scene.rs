@@ -6,7 +6,7 @@ use toehold_adapter::daemon::Options;
 use toehold_channel::table::{COMMAND_NONE, COMMAND_PEER_GONE};
 
 use super::program::Program;
-use super::{Adapter, FakeEnd, FakeLibrary, Scratch};
+use super::{Adapter, FakeEnd, FakeLibrary, Scratch, sockets};
 
 /// A server here that has a connection and a channel with a program.
 pub(crate) struct Scene {
@@ -42,7 +42,7 @@ impl Scene {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
         let port = listener.local_addr().expect("bound").port();
         let mut program = Program::start(role, &scratch.path(), port);
-        let (stream, client) = listener.accept().expect("accepted");
+        let (stream, client) = sockets::accept(&listener);
         let accepted = server.pair(true, port, client.port());
         program.wait_until_ready();
         server.settle();

@@ -6,6 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
+use super::wait_until;
+
 /// Sockets that were made for a test, by the ports that the test gave them.
 static MADE: Mutex<BTreeMap<(u16, u16), i32>> = Mutex::new(BTreeMap::new());
 
@@ -44,6 +46,18 @@ pub(crate) fn addresses(local_port: u16, remote_port: u16) -> (SocketAddr, Socke
     let stream = ManuallyDrop::new(unsafe { TcpStream::from_raw_fd(fd) });
     let local = stream.local_addr().expect("connected");
     (local, stream.peer_addr().expect("connected"))
+}
+
+/// Accepts a connection of another process.
+pub(crate) fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    listener.set_nonblocking(true).expect("a socket");
+    let mut accepted = None;
+    let has_come = wait_until(|| {
+        accepted = listener.accept().ok();
+        accepted.is_some()
+    });
+    assert!(has_come, "nobody connects");
+    accepted.expect("just accepted")
 }
 
 /// The two ends of a connection.

@@ -4,8 +4,11 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
+
+use super::LONG;
+use super::children::close_all_but;
 
 /// The process goes on, and is killed, when this is dropped.
 pub(crate) struct StuckProcess {
@@ -41,11 +44,12 @@ impl StuckProcess {
         let (answer, may_answer) = channel();
         let (asked, is_asked) = channel();
         std::thread::spawn(move || serve(device, &asked, &may_answer));
-        is_asked.recv().expect("it is in its exec");
-        Some(StuckProcess {
+        let stuck = StuckProcess {
             pid,
             answer: Some(answer),
-        })
+        };
+        is_asked.recv_timeout(LONG).expect("it is in its exec");
+        Some(stuck)
     }
 }
 
@@ -73,6 +77,7 @@ unsafe fn stay_in_exec(
         "fd={},rootmode=100000,user_id=0,group_id=0,allow_other\0",
         device.as_raw_fd()
     );
+    close_all_but(&[device.as_fd(), mounted.as_fd()]);
     let none: *const libc::c_char = std::ptr::null();
     // SAFETY: all strings end with a zero byte.
     unsafe {
