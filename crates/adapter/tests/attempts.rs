@@ -17,8 +17,8 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Barrier;
 
-use support::sockets::diag;
-use support::{Adapter, FakeEnd, FakeLibrary, Scratch, as_user};
+use support::sockets::{connection, diag};
+use support::{Adapter, FakeEnd, FakeLibrary, Scratch, as_user, wait_until};
 use toehold_adapter::daemon::Options;
 use toehold_adapter::wire;
 use toehold_channel::rendezvous::{Kind, Message};
@@ -244,10 +244,24 @@ fn forged(place: &Namespace, way: Way, client_port: u16, [sent, received]: [u32;
 /// A library of a user. Its sockets are in the namespace `place`.
 fn library(scratch: &Scratch, uid: u32, place: &Namespace) -> FakeLibrary {
     let diag = place.within(diag);
+    let (socket, _other) = place.within(connection);
     as_user(uid, || {
         let library = FakeLibrary::new(&scratch.path());
         let shown = Message::new(Kind::Namespace);
         wire::send(library.socket.as_fd(), &shown, &[diag.as_fd()]).expect("sent");
+        drop(diag);
+        // A process that another test starts at this moment has a copy of the socket until its
+        // exec. The adapter does not use the socket before that.
+        let is_used = wait_until(|| {
+            let probe = library.pair_showing(false, socket.as_fd());
+            library.settle();
+            let reason = library.refusal(probe);
+            library.withdraw(probe);
+            library.settle();
+            library.table.close(probe.entry);
+            reason == Reason::NoPartner as u32
+        });
+        assert!(is_used, "the adapter does not use the socket");
         library
     })
 }
