@@ -10,6 +10,7 @@
 //! ```
 
 use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -140,6 +141,7 @@ impl Duet {
     ) -> Duet {
         let (server_steps, client_steps) = UnixStream::pair().expect("a socket pair");
         let (oracle, questions) = UnixStream::pair().expect("a socket pair");
+        let asking = oracle.try_clone().expect("a descriptor");
         let start = |role: &str, mut command: Command, descriptors: Vec<(RawFd, RawFd)>| {
             command.args([role, case]).env("RUST_BACKTRACE", "0");
             if is_upgraded.is_some() && role == "client" {
@@ -164,11 +166,12 @@ impl Duet {
             let mut transcript = Vec::new();
             let mut roles = [("server", server), ("client", client)];
             let mut said = [0; 2];
-            while !wait_until(SILENCE_MAX, || {
-                roles.iter_mut().all(|(_, role)| role.ended().is_some())
-            }) {
+            for _ in 0..SILENCES_MAX {
+                let have_ended = wait_until(SILENCE_MAX, || {
+                    roles.iter_mut().all(|(_, role)| role.ended().is_some())
+                });
                 let now = roles.each_ref().map(|(_, role)| role.stdout().len());
-                if now == said {
+                if have_ended || now == said {
                     break;
                 }
                 said = now;
@@ -185,8 +188,9 @@ impl Duet {
                 transcript.extend(complaints.lines().map(|line| format!("{name}! {line}")));
                 transcript.push(format!("{name}: {end}"));
             }
-            // Ends the roles, and with them the questions.
+            // Ends the roles, and with them the questions, even if another process has the socket.
             drop(roles);
+            let _ = asking.shutdown(Shutdown::Both);
             let (asked, upgraded) = answers.join().expect("the oracle does not panic");
             Duet {
                 transcript,
@@ -267,6 +271,8 @@ fn is_direct(ends: &[&Connection]) -> bool {
 
 /// A role that is silent for longer hangs, however busy the host is.
 const SILENCE_MAX: Duration = Duration::from_secs(40);
+/// A role that still says something after so many of these times goes round in a loop.
+const SILENCES_MAX: usize = 15;
 
 /// The number of times that a case's client asks whether its connection has been upgraded, before
 /// it continues without an upgrade.

@@ -4,10 +4,15 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::thread::{self, JoinHandle};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
 
 use toehold_sites::elf::Image;
+
+use crate::host;
+use crate::process::{self, TIME_LIMIT};
 
 /// Compiles `source` of `tests/patched` by a command that gets the output and the source.
 ///
@@ -42,13 +47,24 @@ pub fn compile_as(
 }
 
 /// A program that has said its line and waits for the end of its input.
+///
+/// It is killed when this is dropped.
 #[derive(Debug)]
 pub struct Waiting {
     child: Child,
-    output: BufReader<ChildStdout>,
+    /// Its line, and later everything else that it writes there.
+    output: Receiver<String>,
     line: String,
-    /// Reads its standard error: one that fails may write more than fits into a pipe.
-    errors: JoinHandle<String>,
+    /// Everything that it writes to its standard error.
+    errors: Receiver<String>,
+}
+
+/// A program that says nothing for longer hangs, and so does one that does not end. The longest
+/// takes a tenth of it on an idle host.
+fn silence_max() -> Duration {
+    const ROUNDS: u64 = 200;
+    let times = host::rounds(ROUNDS).div_ceil(ROUNDS);
+    (TIME_LIMIT * 4).saturating_mul(u32::try_from(times).unwrap_or(u32::MAX))
 }
 
 impl Waiting {
@@ -73,23 +89,43 @@ impl Waiting {
     /// Waits for the line of a program that [`Waiting::begin`] has started.
     ///
     /// # Panics
-    /// When it says no text.
+    /// When it says no text, or nothing.
     pub fn of(mut child: Child) -> Waiting {
-        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
         let mut stderr = child.stderr.take().expect("piped");
-        let errors = thread::spawn(move || {
+        // Threads read both: a program that fails may write more than fits into a pipe, and one
+        // that hangs may write nothing.
+        let (said, output) = channel();
+        thread::spawn(move || {
+            let mut line = String::new();
+            stdout.read_line(&mut line).expect("text");
+            let mut rest = String::new();
+            // An error means that the test is over.
+            if said.send(line).is_ok() {
+                stdout.read_to_string(&mut rest).expect("text");
+                let _ = said.send(rest);
+            }
+        });
+        let (said, errors) = channel();
+        thread::spawn(move || {
             let mut errors = String::new();
             stderr.read_to_string(&mut errors).expect("text");
-            errors
+            let _ = said.send(errors);
         });
-        let mut line = String::new();
-        output.read_line(&mut line).expect("text");
-        Waiting {
+        let mut waiting = Waiting {
             child,
             output,
-            line,
+            line: String::new(),
             errors,
-        }
+        };
+        waiting.line = waiting.heard(&waiting.output);
+        waiting
+    }
+
+    /// The next text of a thread that reads.
+    fn heard(&self, from: &Receiver<String>) -> String {
+        let text = from.recv_timeout(silence_max());
+        text.unwrap_or_else(|error| panic!("{error}\n{}", process::whereabouts(self.pid())))
     }
 
     /// Its process.
@@ -130,15 +166,22 @@ impl Waiting {
     /// Lets it end; its line and everything it said besides.
     ///
     /// # Panics
-    /// When it fails.
+    /// When it fails, or does not end.
     pub fn end(mut self) -> (String, String) {
         drop(self.child.stdin.take());
-        let mut rest = String::new();
-        self.output.read_to_string(&mut rest).expect("text");
-        let errors = self.errors.join().expect("read");
-        let status = self.child.wait().expect("a child");
+        let rest = self.heard(&self.output);
+        let errors = self.heard(&self.errors);
+        let status = process::end_of(&mut self.child, silence_max());
         assert!(status.success(), "{status}: {}{rest}{errors}", self.line);
-        (self.line, rest + &errors)
+        (std::mem::take(&mut self.line), rest + &errors)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        // An error means that it was waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -43,6 +43,25 @@ pub fn wait_until(time_limit: Duration, mut ready: impl FnMut() -> bool) -> bool
     }
 }
 
+/// Waits for the end of a child.
+///
+/// # Panics
+/// When it does not end in time; then it is killed.
+pub fn end_of(child: &mut Child, time_limit: Duration) -> ExitStatus {
+    let mut status = None;
+    let has_ended = wait_until(time_limit, || {
+        status = child.try_wait().expect("the child is ours to wait for");
+        status.is_some()
+    });
+    if !has_ended {
+        let places = whereabouts(child.id());
+        // An error means that it has just ended.
+        let _ = child.kill();
+        panic!("process {} does not end:\n{places}", child.id());
+    }
+    status.expect("it has ended")
+}
+
 /// A child process with its output in files; killed, with its process group, when dropped.
 #[derive(Debug)]
 pub struct Running {

@@ -176,6 +176,16 @@ fn tcp(frame: &[u8]) -> Option<([u16; 2], usize)> {
     Some((ports, total.checked_sub(ip_header + tcp_header)?))
 }
 
+/// Raises a flag when dropped: the thread of a scope that waits for the flag goes on, even if the
+/// other one panics.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn a_capture_sees_every_connection_and_afterwards_all_are_fast_again() {
     let Some(mut observed) = Observed::start(&[]) else {
@@ -186,14 +196,13 @@ fn a_capture_sees_every_connection_and_afterwards_all_are_fast_again() {
     let (crowd, is_over) = (&mut observed.crowd, &AtomicBool::new(false));
     let (seen, opened) = std::thread::scope(|scope| {
         let watching = scope.spawn(move || {
+            let _over = Over(is_over);
             // The capture begins in the middle of the traffic.
             std::thread::sleep(Duration::from_millis(100));
             let begun = Instant::now();
             let socket = PacketSocket::open(namespace);
             let opened = begun.elapsed();
-            let seen = socket.watch(port, count);
-            is_over.store(true, Ordering::Relaxed);
-            (seen, opened)
+            (socket.watch(port, count), opened)
         });
         while !is_over.load(Ordering::Relaxed) {
             crowd.order("around 100");
@@ -227,12 +236,12 @@ fn idle_connections_follow_a_capture_with_one_that_is_used() {
         let (crowd, is_over) = (&mut observed.crowd, &is_over);
         let left = std::thread::scope(|scope| {
             let watching = scope.spawn(move || {
+                let _over = Over(is_over);
                 // The capture begins in the middle of the traffic.
                 std::thread::sleep(Duration::from_millis(300));
                 let begun = Instant::now();
                 let socket = PacketSocket::open(namespace);
                 let left = follow(order, begun, ends, [ends::is_told, ends::sends_by_kernel]);
-                is_over.store(true, Ordering::Relaxed);
                 drop(socket);
                 left
             });

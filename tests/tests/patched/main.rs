@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use toehold_e2e::patched::{Waiting, compile, compile_as};
-use toehold_e2e::process::TIME_LIMIT;
+use toehold_e2e::process::{TIME_LIMIT, end_of};
 use toehold_e2e::toehold::Connection;
-use toehold_e2e::{Toehold, host, wait_until};
+use toehold_e2e::{Running, Toehold, host, wait_until};
 
 /// Runs `program` plain and patched, and compares. Returns how many of its connections were direct.
 fn check(program: &Path) -> usize {
@@ -252,8 +252,9 @@ fn debuggers_that_are_attached_to_a_patched_program_see_it_and_leave_it_as_it_is
         let mut gdb = Command::new("gdb");
         gdb.args(["-q", "-nx", "-batch", "-p", &number]);
         gdb.args(["-ex", "thread apply all backtrace 3", "-ex", "detach"]);
-        let said = gdb.output().expect("gdb runs");
-        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        let mut gdb = Running::start(gdb, "gdb", directory.path());
+        assert!(gdb.wait(TIME_LIMIT).is_some(), "{}", gdb.evidence());
+        let said = gdb.stdout();
         assert!(said.contains("#0 "), "{said}");
         assert_eq!(plain, waiting.end(), "{program:?}");
     }
@@ -566,7 +567,7 @@ fn a_patched_go_program_reads_clocks_through_the_vdso() {
     let waiting = Waiting::of(child);
     assert!(waiting.counts().is_some());
     waiting.end();
-    strace.wait().expect("a child");
+    end_of(&mut strace, TIME_LIMIT);
     let calls = fs::read_to_string(calls).expect("text");
     // The program's single line, and further lines where connections are on the kernel.
     assert!(calls.contains("write(1, "), "{calls}");
