@@ -1,5 +1,6 @@
 //! epoll in all its modes.
 
+mod again;
 mod duplicates;
 mod early;
 mod endings;
@@ -28,6 +29,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair(
         "exclusive_instance_is_told_of_what_a_sleeping_splice_leaves",
         |pair| sharing::beside_a_splice(pair, libc::EPOLLEXCLUSIVE),
+    ),
+    Case::pair(
+        "edge_of_bytes_that_come_by_the_carrier_is_told_once",
+        again::bytes_by_the_carrier,
     ),
     Case::pair("level_triggered_events_repeat", modes::level),
     Case::pair("edge_triggered_events_come_once_per_arrival", modes::edge),

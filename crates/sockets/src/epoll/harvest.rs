@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering;
 use libc::{EPOLLERR, EPOLLHUP, EPOLLRDHUP, epoll_event};
 use toehold_channel::doorbell::WAKE_SEQ_CST;
 use toehold_channel::layout::CAPACITY_LOG2_MIN;
+use toehold_channel::table::Mode;
 use toehold_freestanding::prefetch;
 use toehold_stream::interest::Look;
 
@@ -219,9 +220,20 @@ impl Epoll {
         if one.epoll.load(Ordering::Relaxed) != self.number.load(Ordering::Relaxed) {
             return None;
         }
-        let report = one.report(look, consume, || Some(peer_tail(&one.behind()?)))?;
+        let mut is_by_carrier = false;
+        let report = one.report(look, consume, || {
+            let connection = one.behind()?;
+            let end = connection.end();
+            is_by_carrier = end.is_some_and(|end| end.rx_mode() != Mode::Ring);
+            Some(peer_tail(&connection))
+        })?;
         if report.stays {
             push_ready(self, number);
+        }
+        if is_by_carrier && consume {
+            // The kernel has an event for these bytes, too. This call takes it, so that it is not
+            // an edge of the next call.
+            self.kernel_seen_ns.store(0, Ordering::Relaxed);
         }
         Some(epoll_event {
             events: report.events,

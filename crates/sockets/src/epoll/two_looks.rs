@@ -59,11 +59,13 @@ fn without_second_of_moved(events: &mut [epoll_event], parts: Parts) -> usize {
     parts.first + left
 }
 
-/// Ends a call with a time-out of 0 in which the kernel had events of carriers, beside the `told`
-/// events: adds the events of their members. No bit was marked for these members, so the look at
-/// the rings has not found them. The kernel would report all of them, and the program may rely on
-/// that. `has_rings`: the look at the rings has found some, and those that are level-triggered are
-/// found again.
+/// Ends a call in which the kernel had events of carriers, beside the `told` events: adds the
+/// events of their members. No bit was marked for these members, so the look at the rings may not
+/// have found them. The kernel would report all of them to a call with a time-out of 0, and the
+/// program may rely on that. `has_rings`: the look at the rings has found some. Members that it has
+/// found are found again: those that are level-triggered, and those whose bytes are on the carrier,
+/// because the kernel's event may be that of bytes that came after the look. The program is told
+/// once of both; otherwise the next call would report an edge that this call has reported.
 #[cold]
 pub(super) fn with_members_of_carriers(
     Instance {

@@ -108,7 +108,7 @@ pub(crate) fn wait(
             moves = Some(epoll.moves());
             found = epoll.sweep_and_harvest_all(generation, events, &mut told);
         } else if let ControlFlow::Break(result) =
-            look_at_kernel_first(instance, events, is_look, &mut told, call.said, call.kernel)
+            look_at_kernel_first(instance, events, &mut told, call.said, call.kernel)
         {
             return result;
         }
@@ -358,7 +358,6 @@ fn kernel_comes_first(epoll: &Epoll, places: usize, always: bool) -> bool {
 fn look_at_kernel_first(
     instance: Instance,
     events: &mut [epoll_event],
-    is_look: bool,
     told: &mut ReportedInstances,
     said: &mut KernelEvents,
     kernel: &mut impl FnMut(&mut Room, Sleep<'_>) -> i32,
@@ -384,7 +383,7 @@ fn look_at_kernel_first(
     let kept = looked.kept;
     let parts = Parts::between(epoll, kept, kept + found, Some(moves));
     let mut told = once_each(epoll, events, parts);
-    if is_look && looked.has_ours {
+    if looked.has_ours {
         told = with_members_of_carriers(instance, events, told, true);
     }
     // Last, as in `with_kernel_members`.
@@ -465,7 +464,7 @@ fn with_kernel_members(
             epoll.kernel_news_ns.store(KERNEL_OWED, Ordering::Relaxed);
             found.count as i32
         }
-        false => add_kernel_members(instance, events, found, always, said, kernel, now),
+        false => add_kernel_members(instance, events, found, said, kernel, now),
     };
     // A program that always finds something never sleeps. This comes last: a member that goes back
     // to the kernel here is reported by the next call, not a second time by this one.
@@ -491,7 +490,6 @@ fn add_kernel_members(
         told,
         moves,
     }: Found,
-    always: bool,
     said: &mut KernelEvents,
     kernel: &mut impl FnMut(&mut Room, Sleep<'_>) -> i32,
     now: u64,
@@ -509,7 +507,7 @@ fn add_kernel_members(
     }
     let total = found + kept;
     let told = once_each(epoll, events, Parts::between(epoll, found, total, moves));
-    if kept < n as usize && (always || total == 0) {
+    if kept < n as usize {
         return with_members_of_carriers(instance, events, told, found > 0);
     }
     epoll.share();
@@ -658,7 +656,6 @@ mod tests {
         let looked = look_at_kernel_first(
             instance,
             &mut events,
-            true,
             &mut { ReportedInstances::NONE },
             &mut said,
             &mut kernel,
