@@ -2,20 +2,35 @@
 //!
 //! The bytes themselves are already at their place in the host's ring; this module has only their
 //! ranges: sorted, disjoint, never adjacent. Their number is bounded, because the remote decides
-//! how many there are.
+//! how many there are. The bound grows with the window: a slow start that overflows a queue can
+//! lose every second segment of a flight. If the receiver then dropped segments for want of ranges,
+//! the remote would send most of the flight again.
+
+use std::collections::VecDeque;
 
 use crate::position::{Position, Span};
 
-/// With this many ranges, a segment that would open another one is dropped; the remote sends it
-/// again.
-pub(crate) const RANGES_MAX: usize = 128;
+/// With as many ranges as the window has room for, a segment that would open another one is
+/// dropped; the remote sends it again.
+pub(crate) const RANGES_MAX: usize = 8_192;
+/// A small window has room for so many ranges, however small the segments are.
+const RANGES_MIN: usize = 128;
+/// A larger window has room for one range in so many bytes of it: every second segment may be lost.
+const BYTES_PER_RANGE: usize = 2_048;
+/// Once all gaps are filled, memory for more ranges than this is given back.
+const RANGES_KEPT: usize = RANGES_MIN;
 /// The most blocks a SACK option holds (RFC 2018 section 3).
 pub(crate) const SACK_BLOCKS_MAX: usize = 4;
 
 #[derive(Debug, Default)]
 pub(crate) struct Assembler {
     /// Invariant: sorted, and `ranges[i].end < ranges[i + 1].start`.
-    ranges: Vec<Span>,
+    ///
+    /// Gaps are filled from the front, and new ranges are added at the end. A deque does both
+    /// without moving the other ranges. It is boxed because few connections have any: an idle
+    /// connection is 16 bytes smaller.
+    #[allow(clippy::box_collection)]
+    held: Option<Box<VecDeque<Span>>>,
     /// The places where segments arrived lately, the latest first (RFC 2018 section 4).
     recent: [Position; SACK_BLOCKS_MAX],
 }
@@ -24,26 +39,36 @@ pub(crate) struct Assembler {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooManyRanges;
 
+/// The ranges of a connection without gaps.
+static NONE: VecDeque<Span> = VecDeque::new();
+
 impl Assembler {
-    /// Whether a range can be [`inserted`](Self::insert): checked before the bytes are placed.
-    pub(crate) fn has_room_for(&self, span: Span) -> bool {
-        self.ranges.len() < RANGES_MAX || !self.touching(span).is_empty()
+    fn ranges(&self) -> &VecDeque<Span> {
+        self.held.as_deref().unwrap_or(&NONE)
+    }
+
+    /// Whether a range can be [`inserted`](Self::insert) when the window has this size: checked
+    /// before the bytes are placed.
+    pub(crate) fn has_room_for(&self, span: Span, window_bytes: u32) -> bool {
+        let most = window_bytes as usize / BYTES_PER_RANGE;
+        self.ranges().len() < most.clamp(RANGES_MIN, RANGES_MAX) || !self.touching(span).is_empty()
     }
 
     /// Records a range.
     pub(crate) fn insert(&mut self, span: Span) -> Result<(), TooManyRanges> {
         debug_assert!(span.start < span.end, "an empty range says nothing");
         let touching = self.touching(span);
+        let ranges = self.held.get_or_insert_default();
         if touching.is_empty() {
-            if self.ranges.len() >= RANGES_MAX {
+            if ranges.len() >= RANGES_MAX {
                 return Err(TooManyRanges);
             }
-            self.ranges.insert(touching.start, span);
+            ranges.insert(touching.start, span);
         } else {
-            let start = self.ranges[touching.start].start.min(span.start);
-            let end = self.ranges[touching.end - 1].end.max(span.end);
-            self.ranges[touching.start] = Span { start, end };
-            self.ranges.drain(touching.start + 1..touching.end);
+            let start = ranges[touching.start].start.min(span.start);
+            let end = ranges[touching.end - 1].end.max(span.end);
+            ranges[touching.start] = Span { start, end };
+            ranges.drain(touching.start + 1..touching.end);
         }
         self.remember(span.start);
         Ok(())
@@ -51,8 +76,12 @@ impl Assembler {
 
     /// The indices of ranges that overlap `span` or touch it.
     fn touching(&self, span: Span) -> core::ops::Range<usize> {
-        let first = self.ranges.partition_point(|range| range.end < span.start);
-        let last = self.ranges.partition_point(|range| range.start <= span.end);
+        let first = self
+            .ranges()
+            .partition_point(|range| range.end < span.start);
+        let last = self
+            .ranges()
+            .partition_point(|range| range.start <= span.end);
         first..last.max(first)
     }
 
@@ -75,33 +104,44 @@ impl Assembler {
     }
 
     fn range_of(&self, at: Position) -> Option<Span> {
-        let after = self.ranges.partition_point(|range| range.start <= at);
-        self.ranges[..after]
-            .last()
-            .copied()
-            .filter(|range| at < range.end)
+        let after = self.ranges().partition_point(|range| range.start <= at);
+        let before = after.checked_sub(1)?;
+        let range = self.ranges().get(before).copied();
+        range.filter(|range| at < range.end)
     }
 
     /// The end of the contiguous data that begins at `next`; removes the ranges that became part of
     /// it.
     pub(crate) fn advance(&mut self, mut next: Position) -> Position {
-        let swallowed = self.ranges.partition_point(|range| range.start <= next);
-        if let Some(last) = self.ranges[..swallowed].last() {
-            next = next.max(last.end);
-            self.ranges.drain(..swallowed);
-            // `next` may have moved up to a range that used to be separate.
-            return self.advance(next);
+        let Some(ranges) = &mut self.held else {
+            return next;
+        };
+        // `next` may move up to a range that used to be separate.
+        while let Some(range) = ranges.front().filter(|range| range.start <= next) {
+            next = next.max(range.end);
+            ranges.pop_front();
+        }
+        if ranges.is_empty() && ranges.capacity() > RANGES_KEPT {
+            self.held = None;
         }
         next
     }
 
+    /// Bytes of memory outside `self`.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let held = self.held.as_deref();
+        held.map_or(0, |ranges| {
+            size_of_val(ranges) + ranges.capacity() * size_of::<Span>()
+        })
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
+        self.ranges().is_empty()
     }
 
     /// The bytes in all ranges together.
     pub(crate) fn bytes(&self) -> u64 {
-        let lengths = self.ranges.iter().map(|range| range.end - range.start);
+        let lengths = self.ranges().iter().map(|range| range.end - range.start);
         lengths.sum()
     }
 
@@ -113,8 +153,10 @@ impl Assembler {
 
     /// The first part of `span` that has arrived already.
     pub(crate) fn overlap(&self, span: Span) -> Option<Span> {
-        let first = self.ranges.partition_point(|range| range.end <= span.start);
-        let range = self.ranges.get(first)?;
+        let first = self
+            .ranges()
+            .partition_point(|range| range.end <= span.start);
+        let range = self.ranges().get(first)?;
         (range.start < span.end).then(|| Span {
             start: range.start.max(span.start),
             end: range.end.min(span.end),
@@ -149,8 +191,8 @@ impl Assembler {
     }
 
     #[cfg(test)]
-    fn ranges(&self) -> Vec<(u64, u64)> {
-        self.ranges
+    fn spans(&self) -> Vec<(u64, u64)> {
+        self.ranges()
             .iter()
             .map(|range| (range.start.byte(), range.end.byte()))
             .collect()
@@ -188,7 +230,7 @@ mod tests {
                     }
                     at += run.max(1);
                 }
-                assert_eq!(assembler.ranges(), expected);
+                assert_eq!(assembler.spans(), expected);
                 let first = assembler.sack_blocks().next().unwrap();
                 assert!(first.start.byte() <= start && end <= first.end.byte());
             }
@@ -228,8 +270,34 @@ mod tests {
         for index in 0..RANGES_MAX as u64 {
             assembler.insert(span(index * 10, index * 10 + 5)).unwrap();
         }
-        assert!(!assembler.has_room_for(span(5_005, 5_006)));
-        assert_eq!(assembler.insert(span(5_005, 5_006)), Err(TooManyRanges));
+        assert!(!assembler.has_room_for(span(100_005, 100_006), u32::MAX));
+        assert_eq!(assembler.insert(span(100_005, 100_006)), Err(TooManyRanges));
         assert_eq!(assembler.insert(span(5, 10)), Ok(()));
+    }
+
+    /// Each range takes 16 bytes, so the ranges of a window take less than a hundredth of it.
+    #[test]
+    fn a_window_has_room_for_as_many_ranges_as_it_can_lose_segments() {
+        let mut assembler = Assembler::default();
+        for index in 0..1_024 {
+            let next = span(index * 2_048, index * 2_048 + 1_024);
+            assert!(assembler.has_room_for(next, 2 << 20), "{index}");
+            assert_eq!(assembler.has_room_for(next, 65_535), index < 128);
+            assembler.insert(next).unwrap();
+        }
+        assert!(!assembler.has_room_for(span(1_500, 1_600), 2 << 20));
+    }
+
+    #[test]
+    fn memory_for_many_ranges_is_given_back() {
+        let mut assembler = Assembler::default();
+        for index in 1..1_000 {
+            assembler.insert(span(index * 10, index * 10 + 5)).unwrap();
+        }
+        assert!(assembler.heap_bytes() >= 999 * 16);
+        for index in 0..1_000 {
+            assembler.advance(Position::of_byte(index * 10));
+        }
+        assert!(assembler.is_empty() && assembler.heap_bytes() == 0);
     }
 }

@@ -584,7 +584,8 @@ impl Connection {
         let prior = self.recovery.prior.as_deref().map_or(0, size_of_val);
         let accurate_ecn = self.accurate_ecn.as_deref().map_or(0, size_of_val);
         let fast_open = self.fast_open.as_deref().map_or(0, size_of_val);
-        size_of::<Self>() + self.scoreboard.heap_bytes() + prior + accurate_ecn + fast_open
+        let heap = self.scoreboard.heap_bytes() + self.assembler.heap_bytes();
+        size_of::<Self>() + heap + prior + accurate_ecn + fast_open
     }
 }
 

@@ -177,7 +177,7 @@ impl Connection {
             self.report_duplicate(cx, span);
             return;
         }
-        if !self.assembler.has_room_for(span) {
+        if !self.assembler.has_room_for(span, self.rcv_limit) {
             cx.counters.too_many_gaps += 1;
             return;
         }
