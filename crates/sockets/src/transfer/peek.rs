@@ -67,10 +67,13 @@ pub(crate) fn left(connection: &Connection) -> i32 {
     if bytes > 0 {
         news::note_known(connection);
     }
-    // An end without a sign has not been reported to the program either: an event will come.
-    let has_sign = connection.entry.rx_hints.load(Ordering::Relaxed) & !HINT_URGENT != 0
+    // Behind a ring an end without a sign has not been reported to the program either: an event
+    // will come. On the carrier the kernel reports the end to the program, and no sign is set.
+    let may_have_ended = !is_in_ring
+        || connection.entry.rx_hints.load(Ordering::Relaxed) & !HINT_URGENT != 0
         || !end.theirs().wake.closed.load(Ordering::Relaxed).is(0);
-    let has_ended = has_sign && (turns::is_over(connection, &end) || has_carrier_ended(connection));
+    let has_ended =
+        may_have_ended && (turns::is_over(connection, &end) || has_carrier_ended(connection));
     told(bytes, has_ended)
 }
 
@@ -234,4 +237,30 @@ unsafe fn peek_behind(
     // SAFETY: the list names `scratch` and parts of the program's buffers.
     let result = unsafe { control.receive(connection.number(), list, flags) };
     usize::try_from(result).map_or(0, |seen| seen.saturating_sub(passed))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::Shutdown;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use toehold_channel::layout::Control as Words;
+
+    use super::*;
+
+    /// A program that is told 0 may wait for an event, and the kernel has reported the end already.
+    #[test]
+    fn end_on_the_carrier_is_left_although_nobody_has_seen_it() {
+        let (socket, mut peer) = UnixStream::pair().expect("a pair");
+        let connection = Connection::of_a_test(socket.as_raw_fd());
+        let words: *mut Words = Box::leak(Box::default());
+        connection.local.attachment.put(words.cast());
+        assert_eq!(left(&connection), 0);
+        peer.write_all(b"last").expect("room");
+        assert_eq!(left(&connection), 4);
+        peer.shutdown(Shutdown::Write).expect("connected");
+        assert_eq!(left(&connection), 5);
+    }
 }
