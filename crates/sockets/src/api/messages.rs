@@ -303,7 +303,17 @@ fn can_read_message(door: Door, message: *const msghdr) -> bool {
 }
 
 /// A tracked descriptor is passed to another program: its connection goes to the host path.
+#[inline]
 unsafe fn note_passed_descriptors(door: Door, header: &msghdr) {
+    if header.msg_controllen != 0 {
+        // SAFETY: the caller promises the same.
+        unsafe { note_descriptors_of(door, header) };
+    }
+}
+
+/// As [`note_passed_descriptors`], for a message that has a list of control messages.
+#[inline(never)]
+unsafe fn note_descriptors_of(door: Door, header: &msghdr) {
     let note = |fd: i32| {
         if let Some(passed) = connection::at(fd) {
             errno::keep(|| switching::quiesce(&passed, Reason::Passed));
