@@ -387,6 +387,10 @@ pub(crate) struct Connection {
     /// Each SYN and SYN-ACK so far had flags of ECN, our own and the remote's. Otherwise no data is
     /// ECN-capable, whatever was negotiated.
     pub(crate) is_ecn_agreed: bool,
+    /// Receive window auto-tuning: whether a gap was open at the end of the last round, and the
+    /// most bytes that the host has taken in a round.
+    pub(crate) tune_had_gap: bool,
+    pub(crate) tune_most: u32,
     /// State of accurate ECN feedback (RFC 9768), where it was negotiated.
     pub(crate) accurate_ecn: Option<Box<AccurateEcn>>,
     /// Present when the handshake carries payload, or prepares for payload (RFC 7413).

@@ -522,24 +522,38 @@ impl Connection {
     }
 
     /// A round has ended: the window grows if the host empties it as fast as it fills (dynamic
-    /// right-sizing).
+    /// right-sizing). Twice the bytes of a round leave room for a round of recovery.
+    ///
+    /// In slow start a round has twice the bytes of the one before, and the data that this window
+    /// lets in arrives two rounds later. So the window is four times as large then, as on Linux
+    /// (tcp_rcvbuf_grow), or else the window and not the congestion control would limit the remote:
+    /// to a growth by 2^0.5 in each round trip. When a gap was open, the bytes behind the gap count
+    /// at once in the round that closes it, and do not show a growth.
     #[inline(always)]
     fn tune_window(&mut self, now: Instant) {
         let took = self.rcv_taken.after(self.tune_taken);
-        if 2 * took > u64::from(self.rcv_limit) {
-            self.widen_window(took);
+        let growth = took.saturating_sub(self.tune_most.into());
+        let has_gap = self.conditions.has(Conditions::OUT_OF_ORDER);
+        let had_gap = core::mem::replace(&mut self.tune_had_gap, has_gap);
+        let extra = match has_gap || had_gap {
+            true => 0,
+            false => (4 * growth).min(2 * took),
+        };
+        let wanted = 2 * took + extra;
+        if wanted > u64::from(self.rcv_limit) {
+            self.widen_window(wanted);
         }
+        self.tune_most = self.tune_most.max(took.min(u32::MAX.into()) as u32);
         let round = self.rtt.smoothed().unwrap_or(TUNE_ROUND);
         self.tune_until = now.later(round.max(TUNE_ROUND_MIN));
         self.tune_taken = self.rcv_taken;
     }
 
     #[inline(always)]
-    fn widen_window(&mut self, took: u64) {
-        let wanted = 2 * took.min(u64::from(u32::MAX / 2)) as u32;
+    fn widen_window(&mut self, wanted: u64) {
         let bound = self.options.receive_bytes_max.min(self.window_max());
         if self.rcv_limit < bound {
-            self.rcv_limit = wanted.min(bound);
+            self.rcv_limit = wanted.min(bound.into()) as u32;
         }
     }
 }

@@ -491,6 +491,23 @@ mod tests {
         }
     }
 
+    /// The receive window is no limit while the remote is in slow start. When the window was at
+    /// most twice the bytes of a round, it grew by 2^0.5 in each round trip, and these numbers were
+    /// 3.5, 4.5 and 4.5.
+    #[test]
+    fn slow_start_is_not_limited_by_the_receive_window() {
+        let round_trip = Duration::from_millis(100);
+        let end = round_trip * 15;
+        for (queue_percent, least) in [(50, 5.0), (200, 7.0), (400, 7.0)] {
+            let mut scenario = Scenario::long_path(7, (round_trip, 12_500), 32 << 20, end);
+            scenario.impairments[0].queue_bytes_max = 12_500 * queue_percent;
+            let [bytes] = World::new(scenario, false).bytes_by([end]);
+            let products = bytes as f64 / 1.25e6;
+            println!("{queue_percent} %: {products:.2}");
+            assert!(products >= least, "{products:.2}, {queue_percent} %");
+        }
+    }
+
     /// Slow start overflows the queue of a long fast path, and every second segment of a flight is
     /// lost. The receiver keeps the others. With room for 128 gaps, it dropped most of them, and
     /// these numbers were 15.5 and 16.1.
