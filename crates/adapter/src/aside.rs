@@ -19,6 +19,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use crate::proc;
+
 /// The threads. Those that are free end when this is dropped.
 pub(crate) struct Aside(Arc<Shared>);
 
@@ -99,6 +101,18 @@ impl Aside {
         // An error means that the answer comes too late.
         self.ask(key, ask, move |answer| drop(sender.send(answer)));
         receiver.recv_timeout(limit).ok()
+    }
+
+    /// The answer of `ask`, a question about process `pid` which that process may delay; as
+    /// [`Aside::ask_within`]. Also `None` when there is no such process.
+    pub(crate) fn ask_about<T: Send + 'static>(
+        &self,
+        pid: u32,
+        limit: Duration,
+        ask: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let uid = proc::effective_user(pid)?;
+        self.ask_within(uid.into(), limit, ask)
     }
 }
 

@@ -133,11 +133,10 @@ impl Places<'_> {
         pid: u32,
         ask: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        let Some(aside) = self.aside else {
-            return Some(ask());
-        };
-        let uid = proc::effective_user(pid)?;
-        aside.ask_within(uid.into(), ANSWER_TIME_MAX, ask)
+        match self.aside {
+            Some(aside) => aside.ask_about(pid, ANSWER_TIME_MAX, ask),
+            None => Some(ask()),
+        }
     }
 }
 

@@ -23,6 +23,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
+/// A search of `/proc`. A process can delay what the kernel tells of it for as long as it wants. So
+/// other threads ask, and the search waits for each answer a short time.
+#[derive(Debug)]
+pub struct Search(Option<Aside>);
+
 /// The programs of a runtime directory that we may inspect.
 #[derive(Debug, Default)]
 pub struct Found {
@@ -31,65 +36,138 @@ pub struct Found {
     pub status: Option<String>,
     /// Those without the library, and those that make system calls which it does not see.
     pub bare: Vec<Bare>,
+    /// Processes that the kernel did not show in time, and further processes of their users.
+    pub not_shown: Vec<u32>,
 }
 
-/// Goes through all processes once. For `known` processes only the calls that the library does not
-/// see are reported.
-pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
-    let mut tables = Tables::default();
-    let mut clients = Vec::new();
-    let mut bare = Vec::new();
-    let mut searched = Searched::default();
-    for pid in proc::processes() {
-        let environment = Environment::of(pid);
-        let said = environment.get("TOEHOLD_RUNTIME_DIR");
-        if said.is_some_and(|said| said != runtime_dir) {
-            continue;
+/// A process, as the kernel shows it.
+struct Shown {
+    environment: Environment,
+    mappings: Mappings,
+    /// The file of its table, if it has one and is not known.
+    table: Option<OwnedFd>,
+}
+
+impl Search {
+    /// Starts the threads.
+    #[must_use]
+    pub fn begin() -> Search {
+        // Without threads the search waits for whatever delays an answer.
+        Search(Aside::start().ok())
+    }
+
+    /// The answer of `ask`, a question about process `pid`; `None` when the answer is not there in
+    /// time, or when the process's user delays another answer.
+    pub fn ask<T: Send + 'static>(
+        &self,
+        pid: u32,
+        ask: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        self.ask_within(SEARCH_TIME_MAX, pid, ask)
+    }
+
+    fn ask_within<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        pid: u32,
+        ask: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        match &self.0 {
+            Some(aside) => aside.ask_about(pid, limit, ask),
+            None => Some(ask()),
         }
-        let Some(mappings) = Mappings::of(pid) else {
-            continue;
-        };
-        if said.is_some() && mappings.execute_library() {
-            let refusal = mappings.refusal().map(str::to_owned);
-            let refusal = refusal.or_else(|| {
-                let patching = patching(pid, &environment);
-                searched.reason(pid, &mappings, patching)
-            });
-            bare.extend(refusal.and_then(|refusal| Bare::with_library(pid, refusal)));
-        }
-        if known.contains(&pid) {
-            continue;
-        }
-        if mappings.have_table() {
-            let table = proc::table_descriptor(pid).and_then(|number| opened(pid, number));
-            let table = table.and_then(|file| tables.open(file).ok());
-            let meets = |table: TableId| {
-                // The table is also checked, because a program may have overwritten its
-                // environment.
-                let mapped = tables.get(table);
-                said.is_some() || mapped.is_some_and(|mapped| mapped.meets_in(runtime_dir))
+    }
+
+    /// Goes through all processes once. For `known` processes only the calls that the library does
+    /// not see are reported.
+    #[must_use]
+    pub fn find(&self, runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
+        let mut tables = Tables::default();
+        let mut clients = Vec::new();
+        let mut bare = Vec::new();
+        let mut not_shown = Vec::new();
+        let mut searched = Searched::default();
+        for pid in proc::processes() {
+            let is_known = known.contains(&pid);
+            let place = runtime_dir.to_owned();
+            let Some(shown) = self.ask(pid, move || shown(pid, &place, is_known)) else {
+                not_shown.extend(proc::name(pid).map(|_| pid));
+                continue;
             };
-            let table = table.filter(|&table| meets(table));
-            if let (Some(table), Some(uid)) = (table, proc::user(pid)) {
-                clients.push(Client {
-                    pid,
-                    own_pid: proc::own_number(pid).unwrap_or(pid),
-                    uid,
-                    table,
-                });
+            let Some(Shown {
+                environment,
+                mappings,
+                table,
+            }) = shown
+            else {
+                continue;
+            };
+            let said = environment.get("TOEHOLD_RUNTIME_DIR");
+            if said.is_some() && mappings.execute_library() {
+                let mut refusal = mappings.refusal().map(str::to_owned);
+                if refusal.is_none() {
+                    let patching = patching(pid, &environment);
+                    let (mut before, mappings) = (std::mem::take(&mut searched), mappings.clone());
+                    let read = move || (before.reason(pid, &mappings, patching), before);
+                    match self.ask_within(READING_TIME_MAX, pid, read) {
+                        Some(read) => (refusal, searched) = read,
+                        None => not_shown.push(pid),
+                    }
+                }
+                bare.extend(refusal.and_then(|refusal| Bare::with_library(pid, refusal)));
             }
-        } else if said.is_some() && !mappings.have_library() {
-            bare.extend(Bare::of(pid, &environment));
-        } else if said.is_some() && mappings.refusal().is_none() {
-            let left = left(pid, &environment);
-            bare.extend(left.and_then(|left| Bare::left(pid, left)));
+            if is_known {
+                continue;
+            }
+            if mappings.have_table() {
+                let table = table.and_then(|file| tables.open(file).ok());
+                let meets = |table: TableId| {
+                    // The table is also checked, because a program may have overwritten its
+                    // environment.
+                    let mapped = tables.get(table);
+                    said.is_some() || mapped.is_some_and(|mapped| mapped.meets_in(runtime_dir))
+                };
+                let table = table.filter(|&table| meets(table));
+                if let (Some(table), Some(uid)) = (table, proc::user(pid)) {
+                    clients.push(Client {
+                        pid,
+                        own_pid: proc::own_number(pid).unwrap_or(pid),
+                        uid,
+                        table,
+                    });
+                }
+            } else if said.is_some() && !mappings.have_library() {
+                bare.extend(Bare::of(pid, &environment));
+            } else if said.is_some() && mappings.refusal().is_none() {
+                let left = left(pid, &environment);
+                bare.extend(left.and_then(|left| Bare::left(pid, left)));
+            }
+        }
+        let status = (!clients.is_empty()).then(|| report(clients, &tables, runtime_dir));
+        Found {
+            status: status.flatten(),
+            bare,
+            not_shown,
         }
     }
-    let status = (!clients.is_empty()).then(|| report(clients, &tables, runtime_dir));
-    Found {
-        status: status.flatten(),
-        bare,
+}
+
+/// `None` for a process that we may not inspect, or that belongs to another directory.
+fn shown(pid: u32, runtime_dir: &Path, is_known: bool) -> Option<Shown> {
+    let environment = Environment::of(pid);
+    let said = environment.get("TOEHOLD_RUNTIME_DIR");
+    if said.is_some_and(|said| said != runtime_dir) {
+        return None;
     }
+    let mappings = Mappings::of(pid)?;
+    let table = || opened(pid, proc::table_descriptor(pid)?).and_then(only_closed_at_once);
+    let has_unknown = !is_known && mappings.have_table();
+    let table = has_unknown.then(table).flatten();
+    Some(Shown {
+        environment,
+        mappings,
+        table,
+    })
 }
 
 /// The reason why the library makes no calls in a process, if that is visible. A filter under which
@@ -159,13 +237,17 @@ fn shared(pid: u32, number: u32) -> Option<OwnedFd> {
     let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
     let number = number.try_into().ok()?;
     let shared = pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()?;
-    if !closes_at_once(shared.as_fd()) {
-        // The file is not a table. Closing it might block, if a program serves the file and does
-        // not answer; so it stays open.
-        let _ = shared.into_raw_fd();
-        return None;
+    only_closed_at_once(shared)
+}
+
+/// The file, unless closing it might block, as it may if a program serves the file and does not
+/// answer. Such a file is no table, and stays open.
+fn only_closed_at_once(file: OwnedFd) -> Option<OwnedFd> {
+    if closes_at_once(file.as_fd()) {
+        return Some(file);
     }
-    Some(shared)
+    let _ = file.into_raw_fd();
+    None
 }
 
 /// Asks programs of an earlier adapter of this directory to connect to the current one. They do so
@@ -182,9 +264,7 @@ pub fn hail(runtime_dir: &Path, is_system: bool) -> usize {
         let file = match &aside {
             None => table_of(pid, false),
             Some(aside) => {
-                let uid = proc::effective_user(pid).unwrap_or_default();
-                let found =
-                    aside.ask_within(uid.into(), HAIL_TIME_MAX, move || table_of(pid, true));
+                let found = aside.ask_about(pid, HAIL_TIME_MAX, move || table_of(pid, true));
                 found.flatten()
             }
         };
@@ -209,9 +289,13 @@ fn table_of(pid: u32, is_system: bool) -> Option<OwnedFd> {
     })
 }
 
-/// The time that a new system adapter waits for the kernel to show a process's mappings: once for
-/// each user, whose further processes are passed over then.
+/// The time that a new system adapter waits for the kernel to show a process: once for each user,
+/// whose further processes are passed over then.
 const HAIL_TIME_MAX: Duration = Duration::from_millis(250);
+/// The time that a search waits. A busy host may need it for a large process.
+const SEARCH_TIME_MAX: Duration = Duration::from_secs(2);
+/// The time for reading a process's code from its files.
+const READING_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// The process that traces another one, and its name. A process can have only one tracer.
 #[must_use]
@@ -332,13 +416,15 @@ mod tests {
         let header = table.header();
         let meeting = meeting_of(runtime_dir.as_os_str().as_bytes());
         header.meeting.store(meeting, Ordering::Relaxed);
-        let found = find(runtime_dir, &BTreeSet::new());
+        let search = Search::begin();
+        let found = search.find(runtime_dir, &BTreeSet::new());
         let status = found.status.expect("one program");
         assert!(status.contains("\"program\":\"titled\""), "{status}");
         let own = BTreeSet::from([std::process::id()]);
-        assert!(find(runtime_dir, &own).status.is_none());
+        assert!(search.find(runtime_dir, &own).status.is_none());
         assert!(
-            find(Path::new("/nowhere"), &BTreeSet::new())
+            search
+                .find(Path::new("/nowhere"), &BTreeSet::new())
                 .status
                 .is_none()
         );

@@ -155,6 +155,26 @@ fn a_process_that_does_not_show_its_mappings_does_not_keep_an_adapter_from_start
         .expect("it does not wait for that process");
 }
 
+/// `toehold status` looks at all processes, too.
+#[test]
+fn a_process_that_does_not_show_its_mappings_does_not_keep_a_search_waiting() {
+    let Some(stuck) = StuckProcess::new(NOBODY) else {
+        return;
+    };
+    let (found, is_found) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let place = std::path::Path::new("/nowhere/toehold");
+        let search = toehold_adapter::unserved::Search::begin();
+        let found_there = search.find(place, &std::collections::BTreeSet::new());
+        found.send(found_there).expect("the test waits");
+    });
+    let found = is_found
+        .recv_timeout(LONG)
+        .expect("it does not wait for that process");
+    let stuck_pid = stuck.pid.cast_unsigned();
+    assert!(found.not_shown.contains(&stuck_pid), "{found:?}");
+}
+
 #[test]
 fn a_child_speaks_for_itself_and_so_does_its_own() {
     let scratch = Scratch::new();

@@ -8,7 +8,7 @@ use super::TABLE_NAME;
 use crate::tables::FileKey;
 
 /// The mappings of a process.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Mappings(String);
 
 impl Mappings {

@@ -30,6 +30,10 @@ pub(crate) struct Status {
     /// Programs without the library.
     #[serde(default)]
     pub(super) without_library: Vec<Bare>,
+    /// Processes that the kernel did not show in time, and further processes of their users: nobody
+    /// knows whether they run under Toehold.
+    #[serde(default)]
+    pub(super) not_shown: Vec<u32>,
 }
 
 /// A program that was started with the library but runs without it, or that makes system calls that

@@ -3,8 +3,9 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
-use toehold_adapter::unserved::Left;
+use toehold_adapter::unserved::{Left, Search};
 use toehold_adapter::{printable, unserved};
 
 use super::answer::Bare;
@@ -15,21 +16,27 @@ use crate::program::{self, Obstacle};
 use crate::users;
 
 /// Programs without the library, each with its reason.
-pub(super) fn explained(found: Vec<unserved::Bare>) -> Vec<Bare> {
-    let mut found: Vec<Bare> = found
-        .into_iter()
-        .map(|one| Bare {
+pub(super) fn explained(found: Vec<unserved::Bare>, search: &Search) -> Vec<Bare> {
+    let explained = |one: unserved::Bare| {
+        let one = Arc::new(one);
+        let asked = Arc::clone(&one);
+        let reason = search.ask(one.pid, move || reason(&asked));
+        Bare {
             pid: one.pid,
             uid: one.uid,
-            reason: reason(&one),
+            reason: reason.unwrap_or_else(|| NOT_SHOWN.to_owned()),
             has_library: one.unpatched.is_some() || one.left.is_some(),
             is_left: one.left.is_some(),
-            program: one.program,
-        })
-        .collect();
+            program: one.program.clone(),
+        }
+    };
+    let mut found: Vec<Bare> = found.into_iter().map(explained).collect();
     found.sort_by_key(|one| one.pid);
     found
 }
+
+/// The reason of a program whose file does not come.
+const NOT_SHOWN: &str = "its program could not be read in time";
 
 fn reason(one: &unserved::Bare) -> String {
     if let Some(sentence) = &one.unpatched {

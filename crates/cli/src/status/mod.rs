@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 use toehold_adapter::client::{self, ClientError};
-use toehold_adapter::unserved;
+use toehold_adapter::unserved::{Found, Search};
 
 use crate::failure::Failure;
 use crate::meeting::Meeting;
@@ -196,6 +196,7 @@ fn view<'a>(args: &'a StatusArgs, since: Option<(Duration, &'a Earlier)>) -> Vie
 /// started after them. Without an adapter only the latter, and the failure to end with.
 fn report(dir: &Path) -> Result<(Value, Option<Failure>), Failure> {
     let answer = client::status(dir);
+    let search = Search::begin();
     let (mut report, missing) = match answer {
         Ok(json) => (answer::parse(&json)?, None),
         Err(error) => {
@@ -208,12 +209,12 @@ fn report(dir: &Path) -> Result<(Value, Option<Failure>), Failure> {
             if !is_told_nothing && !is_gone {
                 return Err(failure);
             }
-            let found = unserved::find(dir, &BTreeSet::new());
-            let Some(json) = found.status else {
+            let found = search.find(dir, &BTreeSet::new());
+            let Some(json) = &found.status else {
                 return Err(failure);
             };
-            let mut report: Value = answer::parse(&json)?;
-            tell_bare(&mut report, found.bare);
+            let mut report: Value = answer::parse(json)?;
+            tell_bare(&mut report, found, &search);
             return Ok((report, is_gone.then_some(failure)));
         }
     };
@@ -221,9 +222,9 @@ fn report(dir: &Path) -> Result<(Value, Option<Failure>), Failure> {
         .iter()
         .filter_map(|process| process["pid"].as_u64()?.try_into().ok())
         .collect();
-    let found = unserved::find(dir, &known);
-    if let Some(json) = found.status {
-        let mut others: Value = answer::parse(&json)?;
+    let found = search.find(dir, &known);
+    if let Some(json) = &found.status {
+        let mut others: Value = answer::parse(json)?;
         let others = std::mem::take(processes(&mut others)).into_iter();
         // The adapter knows a member of their family that has connections, if one has.
         let has_connections = |process: &Value| {
@@ -238,14 +239,14 @@ fn report(dir: &Path) -> Result<(Value, Option<Failure>), Failure> {
         all.extend(others.filter(|one| is_new(one) && has_connections(one)));
         all.sort_by_key(|process| process["pid"].as_u64());
     }
-    tell_bare(&mut report, found.bare);
+    tell_bare(&mut report, found, &search);
     Ok((report, missing))
 }
 
 /// Adds the programs without the library, and those whose calls it does not all see. A connection
 /// of these may have had more traffic than the library has counted; the adapter knows so of TCP.
-fn tell_bare(report: &mut Value, found: Vec<unserved::Bare>) {
-    let unseen = found.iter().filter(|one| one.unpatched.is_some());
+fn tell_bare(report: &mut Value, found: Found, search: &Search) {
+    let unseen = found.bare.iter().filter(|one| one.unpatched.is_some());
     let unseen: BTreeSet<u64> = unseen.map(|one| one.pid.into()).collect();
     let is_unseen = |process: &&mut Value| {
         let pid = process["pid"].as_u64();
@@ -259,8 +260,9 @@ fn tell_bare(report: &mut Value, found: Vec<unserved::Bare>) {
             }
         }
     }
-    let explained = bare::explained(found);
+    let explained = bare::explained(found.bare, search);
     report["without_library"] = serde_json::to_value(explained).unwrap_or_default();
+    report["not_shown"] = found.not_shown.into();
 }
 
 /// The adapter's words (`Reason::FewBytes`).

@@ -105,7 +105,27 @@ pub(super) fn render(status: &Status, view: &View) -> String {
         out.push_str(&of_process(process, status.flows(), view));
     }
     out.push_str(&bare);
+    out.push_str(&not_shown(&status.not_shown));
     out
+}
+
+/// A line about the processes that were passed over.
+fn not_shown(processes: &[u32]) -> String {
+    const NAMED_MAX: usize = 8;
+    if processes.is_empty() {
+        return String::new();
+    }
+    let named = processes.iter().take(NAMED_MAX);
+    let named: Vec<String> = named.map(u32::to_string).collect();
+    let others = match processes.len().saturating_sub(NAMED_MAX) {
+        0 => String::new(),
+        others => format!(" and {others} others"),
+    };
+    format!(
+        "not looked at: pid {}{others}; the kernel did not show them, or an earlier process of \
+         their user, in time\n",
+        named.join(", ")
+    )
 }
 
 /// All that is shown, in one line.
@@ -355,6 +375,16 @@ mod tests {
 
     fn shown(view: &View) -> String {
         render(&parse(ANSWER).expect("an answer"), view)
+    }
+
+    #[test]
+    fn processes_that_were_passed_over_are_named() {
+        let told = |json: &str| render(&parse(json).expect("an answer"), &view());
+        assert!(!told("{}").contains("not looked at"));
+        let two = told(r#"{"not_shown":[4,7]}"#);
+        assert!(two.contains("not looked at: pid 4, 7; the kernel"), "{two}");
+        let many = told(r#"{"not_shown":[1,2,3,4,5,6,7,8,9,10]}"#);
+        assert!(many.contains(" 7, 8 and 2 others;"), "{many}");
     }
 
     #[test]
