@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::Case;
+use crate::descriptors::{receive_descriptor, send_descriptor_by, socket_pair};
 use crate::role::{Pair, drain, receive_all, send_all, shown};
 use crate::sys::{self, Fd, Ret};
 
@@ -27,6 +28,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("registered_with_epoll_by_io_uring_is_told", registered),
     Case::pair("sent_by_io_uring_stands_in_its_place", sent),
     Case::pair("closed_by_io_uring_is_an_end", closed),
+    Case::pair("passed_by_io_uring_goes_on_in_another_program", passed),
     Case::pair("received_by_liburing_are_the_bytes", |pair| {
         received_by_liburing(pair, 0);
     }),
@@ -38,6 +40,7 @@ pub(crate) const CASES: &[Case] = &[
 
 const SQPOLL: u32 = 2;
 const POLL_ADD: u8 = 6;
+const SENDMSG: u8 = 9;
 const CLOSE: u8 = 19;
 const SEND: u8 = 26;
 const RECV: u8 = 27;
@@ -287,6 +290,41 @@ fn sent(pair: &Pair) {
         pair.say("unread", shown(&bytes[..18]));
     }
     goes_on(pair);
+}
+
+/// A request sends the connection to a process that never had it under its own number.
+fn passed(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"to the first");
+        pair.step();
+        send_all(pair.fd, b"to the second");
+        let mut reply = [0; 5];
+        receive_all(pair.fd, &mut reply);
+        pair.say("reply", shown(&reply));
+        pair.step();
+        return;
+    }
+    let mut bytes = [0; 12];
+    receive_all(pair.fd, &mut bytes);
+    let (ours, theirs) = socket_pair();
+    let child = sys::fork();
+    if child == 0 {
+        sys::close(pair.fd).value();
+        let fd = receive_descriptor(theirs);
+        let mut bytes = [0; 13];
+        receive_all(fd, &mut bytes);
+        send_all(fd, b"reply");
+        sys::exit_now(i32::from(&bytes != b"to the second"));
+    }
+    let ring = Requests::new(0);
+    let sent = send_descriptor_by(ours, pair.fd, |over, header| {
+        ring.submit((SENDMSG, 0), over, 0, ptr::from_ref(header) as u64, 1, 0);
+        sys::ret(ring.result())
+    });
+    pair.say("sent", sent);
+    pair.step();
+    pair.say("the child ended with", sys::wait_for(child));
+    pair.step();
 }
 
 fn closed(pair: &Pair) {

@@ -3,7 +3,7 @@
 use core::cell::Cell;
 use core::ffi::{c_int, c_uint};
 
-use libc::{cmsghdr, mmsghdr, msghdr, sockaddr, timespec};
+use libc::{mmsghdr, msghdr, sockaddr, timespec};
 use toehold_channel::table::Reason;
 
 use crate::api::kept::receive_kept;
@@ -12,10 +12,8 @@ use crate::api::readiness::limit_of;
 use crate::connection::carrier::{Carrier, WaitsFor};
 use crate::connection::{self, Connection};
 use crate::connection::{options, pending_errors, settings, unix};
-use crate::direction::switching;
-use crate::offload::addresses;
 use crate::process::descriptors::{self, FRESH_CUSTOMIZED};
-use crate::process::{self, confinement, kept_bytes};
+use crate::process::{self, kept_bytes};
 use crate::system::real::Door;
 use crate::system::{errno, faults, sys};
 use crate::transfer::buffers::{self, parts};
@@ -24,7 +22,7 @@ use crate::transfer::host_call::Mark;
 use crate::transfer::kernel_call::by_kernel;
 use crate::transfer::receive::receive_message;
 use crate::transfer::send::transmit_message;
-use crate::transfer::{host_path, peek};
+use crate::transfer::{host_path, passed, peek};
 
 /// A flag that the kernel uses internally for 32-bit programs. Programs must not set it.
 const MSG_CMSG_COMPAT: c_int = i32::MIN;
@@ -141,11 +139,11 @@ pub unsafe fn sendmsg_by(door: Door, fd: c_int, message: *const msghdr, flags: c
     if !may_look(fd, flags)
         || message.is_null()
         || flags & MSG_CMSG_COMPAT != 0
-        || !can_read_message(door, message)
+        || !passed::can_read_message(door, message)
     {
         return unsafe { door.sendmsg(fd, message, flags) };
     }
-    unsafe { note_passed_descriptors(door, &*message) };
+    unsafe { passed::note_descriptors(door, &*message) };
     match connection::at(fd) {
         Some(c) => unsafe { sendmsg_on(door, &c, message, flags, false) },
         None => {
@@ -213,12 +211,12 @@ unsafe fn sendmsg_in_turn(
     flags: c_int,
     has_begun: bool,
 ) -> isize {
-    if !can_read_message(door, message) {
+    if !passed::can_read_message(door, message) {
         return by_kernel(c, has_begun, |fd| unsafe {
             door.sendmsg(fd, message, flags)
         });
     }
-    unsafe { note_passed_descriptors(door, &*message) };
+    unsafe { passed::note_descriptors(door, &*message) };
     unsafe { sendmsg_on(door, c, message, flags, has_begun) }
 }
 
@@ -258,10 +256,10 @@ unsafe fn sendmmsg_opening(
         return None;
     }
     let first = unsafe { &mut *messages };
-    if !can_read_message(door, &first.msg_hdr) {
+    if !passed::can_read_message(door, &first.msg_hdr) {
         return None;
     }
-    unsafe { note_passed_descriptors(door, &first.msg_hdr) };
+    unsafe { passed::note_descriptors(door, &first.msg_hdr) };
     let result = unsafe { sendmsg_opening(door, fd, &first.msg_hdr, flags) }?;
     if result < 0 {
         return Some(false);
@@ -277,66 +275,7 @@ unsafe fn sendmmsg_opening(
 /// kernel's: it will refuse a pointer, or no connection can be passed yet.
 #[must_use]
 pub fn may_read_message(fd: c_int, message: *const msghdr, flags: c_int) -> bool {
-    may_look(fd, flags) && !message.is_null() && can_read_message(Door::Number, message)
-}
-
-/// True when a message has no bad pointers; its parts are not checked.
-fn can_read_message(door: Door, message: *const msghdr) -> bool {
-    if !faults::can_read(message, 1) {
-        return false;
-    }
-    // SAFETY: it was just looked at.
-    let header = unsafe { &*message };
-    // A longer name is cut (`__copy_msghdr` in net/socket.c), and a negative length refused.
-    let name_len = header
-        .msg_namelen
-        .min(size_of::<libc::sockaddr_storage>() as u32);
-    let has_name = !header.msg_name.is_null();
-    if has_name
-        && (header.msg_namelen.cast_signed() < 0
-            || !addresses::is_readable(header.msg_name.cast(), name_len))
-    {
-        return false;
-    }
-    let control = header.msg_control.cast::<u8>();
-    faults::can_read(control, door.length(header.msg_controllen))
-}
-
-/// A tracked descriptor is passed to another program: its connection goes to the host path.
-#[inline]
-unsafe fn note_passed_descriptors(door: Door, header: &msghdr) {
-    if header.msg_controllen != 0 {
-        // SAFETY: the caller promises the same.
-        unsafe { note_descriptors_of(door, header) };
-    }
-}
-
-/// As [`note_passed_descriptors`], for a message that has a list of control messages.
-#[inline(never)]
-unsafe fn note_descriptors_of(door: Door, header: &msghdr) {
-    let note = |fd: i32| {
-        if let Some(passed) = connection::at(fd) {
-            errno::keep(|| switching::quiesce(&passed, Reason::Passed));
-        } else {
-            confinement::give_up_kept_bytes(fd);
-            // Another process has it, too.
-            descriptors::change_fresh(fd, FRESH_CUSTOMIZED, true);
-        }
-    };
-    let each = |one: &cmsghdr, data: *const u8, len: usize| {
-        if (one.cmsg_level, one.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            for n in 0..len / size_of::<i32>() {
-                // SAFETY: within the message's data.
-                note(unsafe { data.cast::<i32>().wrapping_add(n).read_unaligned() });
-            }
-        }
-    };
-    // The kernel passes no descriptor of an ill-formed list. SAFETY: the caller of `sendmsg`
-    // promises a valid control buffer.
-    let _ = unsafe {
-        control_messages::each_sent(door, header, |_, _, _| ())
-            .and_then(|()| control_messages::each_sent(door, header, each))
-    };
+    may_look(fd, flags) && !message.is_null() && passed::can_read_message(Door::Number, message)
 }
 
 /// `recvmmsg(2)`, by libc's function.
@@ -521,8 +460,8 @@ pub unsafe fn sendmmsg_by(
         if process::is_started() && faults::are_armed() && !messages.is_null() {
             for n in 0..count.min(MESSAGES_MAX) {
                 let one = unsafe { &raw const (*messages.wrapping_add(n as usize)).msg_hdr };
-                if can_read_message(door, one) {
-                    unsafe { note_passed_descriptors(door, &*one) };
+                if passed::can_read_message(door, one) {
+                    unsafe { passed::note_descriptors(door, &*one) };
                 }
             }
         }

@@ -47,6 +47,7 @@ use crate::lock;
 use crate::process::descriptors::{self, Kind};
 use crate::process::{self, confinement, kept_bytes};
 use crate::system::errno;
+use crate::transfer::passed;
 use turn::Turn;
 
 /// The most rings of a process that are looked at.
@@ -129,6 +130,8 @@ mod operation {
     pub(super) const NOP: u8 = 0;
     /// Operations that make connections: `ACCEPT`, `CONNECT`.
     pub(super) const CONNECTS: [u8; 2] = [13, 16];
+    /// Operations that send a message: `SENDMSG`, `SENDMSG_ZC`.
+    pub(super) const MESSAGES: [u8; 2] = [9, 48];
     pub(super) const CLOSE: u8 = 19;
     pub(super) const FILES_UPDATE: u8 = 20;
     pub(super) const EPOLL_CTL: u8 = 29;
@@ -545,6 +548,10 @@ fn hand_over(request: &Request) {
             let is_splice = [operation::SPLICE, operation::TEE].contains(&opcode);
             if is_splice && request.operation_flags & OTHER_FD_FIXED == 0 {
                 used_by_kernel(request.other_fd, false);
+            }
+            if operation::MESSAGES.contains(&opcode) {
+                // SAFETY: the program promises the kernel a message there.
+                unsafe { passed::note_descriptors_of_request(request.address as *const _) };
             }
             if !is_fixed {
                 used_by_kernel(request.fd, operation::WRITES.contains(&opcode));
