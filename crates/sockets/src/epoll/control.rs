@@ -14,7 +14,7 @@ use crate::epoll::early::control_early;
 use crate::epoll::first_wait;
 use crate::epoll::harvest::has_news;
 use crate::epoll::instance::{Epoll, MEMBERS_SEQ_CST, ONCE_KNOWN, ONCE_ORDINARY, epoll};
-use crate::epoll::kernel_registrations::{kick, modify_kernels};
+use crate::epoll::kernel_registrations::modify_kernels;
 use crate::epoll::lists::push_news;
 use crate::epoll::membership::{answered, become_ours, end_quiet, leave, take_members_from_kernel};
 use crate::epoll::nested::control_nested;
@@ -398,9 +398,9 @@ fn show(epoll: &Epoll, connection: &Connection, one: &Registration, n: u32) {
     let end = wants_room.then(|| connection.end()).flatten();
     if end.is_some_and(|end| end.tx_mode() != Mode::Ring) {
         // The room is in the kernel's buffer, and the kernel reports it.
-        kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), n);
+        epoll.kick(n);
     } else {
-        epoll.show_to_sleepers(n, one.carrier());
+        epoll.show_to_sleepers(n);
     }
 }
 

@@ -12,7 +12,6 @@ use toehold_stream::interest::Look;
 
 use crate::connection::Connection;
 use crate::epoll::instance::{BATCH, Epoll, MEMBERS_SEQ_CST};
-use crate::epoll::kernel_registrations::kick;
 use crate::epoll::lists::{pop_ready, push_news, push_ready};
 use crate::epoll::nested::ReportedInstances;
 use crate::epoll::parked::{listener_events, wake_one};
@@ -246,13 +245,17 @@ impl Epoll {
     /// already rung once. Not to be called with the lock held.
     #[inline]
     pub(super) fn share(&self) {
-        let left = self.ready_head.load(MEMBERS_SEQ_CST);
-        if left != 0 && self.sleepers.any() {
+        let mut left = self.ready_head.load(MEMBERS_SEQ_CST);
+        while left != 0 && self.sleepers.any() {
             if left == self.listener.load(Ordering::Relaxed) {
-                wake_one(self);
-            } else if let Some(one) = registration(left) {
-                kick(self.fd.load(Ordering::Relaxed) - 1, one.carrier(), left);
+                return wake_one(self);
             }
+            if self.kick(left) {
+                return;
+            }
+            // Another thread takes this member off the list, under the lock.
+            let _held = self.lock.lock();
+            left = self.ready_head.load(Ordering::Relaxed);
         }
     }
 

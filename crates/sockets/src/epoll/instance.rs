@@ -45,6 +45,10 @@ pub(super) const NOT_YET: u32 = 0;
 #[repr(C, align(128))]
 pub(super) struct Epoll {
     pub(super) lock: lock::Private,
+    /// Held over a call of the kernel that is right only while our table is as the caller has seen
+    /// it: [`Epoll::kick`]. A thread that has changed the table passes this lock before it tells the
+    /// kernel ([`Epoll::end_kernel_calls`]). No other lock is taken under this one.
+    pub(super) kernel_calls: lock::Private,
     /// One of its descriptors, plus one; 0 is free. It is open in this process.
     pub(super) fd: AtomicI32,
     /// Its number in our table.
@@ -318,6 +322,12 @@ impl Epoll {
                 .any(|(_, one)| one.is_kernels() && is_reported_once(one.events())),
             _ => true,
         }
+    }
+
+    /// Called between a change to our table and the call that tells the kernel: when this returns,
+    /// all calls of the kernel that rely on the former state are over.
+    pub(super) fn end_kernel_calls(&self) {
+        drop(self.kernel_calls.lock());
     }
 
     /// The registrations with this instance, with their numbers.

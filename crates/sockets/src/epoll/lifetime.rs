@@ -88,6 +88,7 @@ pub(crate) fn closing(number: u32, fd: i32) {
             // Our system calls must not go to the next file with this number.
             if let Some(other) = descriptors::descriptor_of_epoll(number) {
                 epoll.fd.store(other + 1, Ordering::Relaxed);
+                epoll.end_kernel_calls();
             }
         }
         return;
@@ -125,6 +126,7 @@ pub(crate) fn closing(number: u32, fd: i32) {
     epoll.pair_count.store(0, Ordering::Relaxed);
     drop(held);
     forget_nested(number);
+    epoll.end_kernel_calls();
     // Release pairs with the compare-exchange in `created`.
     epoll.fd.store(0, Ordering::Release);
 }
@@ -167,6 +169,7 @@ pub(crate) fn forked() {
             continue;
         }
         epoll.lock.reset();
+        epoll.kernel_calls.reset();
         epoll.sleepers.forget();
         first_wait::forked(epoll);
         if epoll.ours.load(Ordering::Relaxed) == 0 {

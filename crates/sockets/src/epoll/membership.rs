@@ -36,7 +36,7 @@ pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
         return;
     };
     let stays = is_anothers(connection, one);
-    {
+    let was = {
         let _held = epoll.lock.lock();
         // From now on no thread puts it on a list again. A thread that parks it at this moment
         // counts it out itself.
@@ -46,6 +46,11 @@ pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
         }
         remove_ready(epoll, number);
         remove_polled(epoll, number);
+        was
+    };
+    if was.is_ours() || was == State::Parked {
+        // After this the descriptor's number may be another file's.
+        epoll.end_kernel_calls();
     }
     unlink(connection, number);
     free_registration(number);
@@ -135,7 +140,7 @@ pub(super) fn take_members_from_kernel(connection: &Connection) {
         }
         push_ready(epoll, n);
         drop(held);
-        epoll.show_to_sleepers(n, one.carrier());
+        epoll.show_to_sleepers(n);
     });
 }
 

@@ -6,7 +6,6 @@ use toehold_channel::doorbell::{SLEEPS_NOT, WAKE_SEQ_CST, mark};
 
 use crate::connection::Connection;
 use crate::epoll::instance::epoll;
-use crate::epoll::kernel_registrations::kick;
 use crate::epoll::registration::{EDGE, each_registration, first, peer_tail, registration};
 use crate::waiting::sleepers;
 
@@ -15,7 +14,7 @@ use crate::waiting::sleepers;
 pub(crate) fn watch_kernel_writable(connection: &Connection) {
     each_registration(connection, |n, one| {
         if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)).filter(|_| one.is_ours()) {
-            kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), n);
+            epoll.kick(n);
         }
     });
 }
@@ -28,7 +27,7 @@ pub(crate) fn room_is_kernels(connection: &Connection) {
         if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)).filter(|_| one.is_ours())
             && one.awaits_room()
         {
-            kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), n);
+            epoll.kick(n);
         }
     });
 }
@@ -94,7 +93,7 @@ pub(crate) fn push_ready_and_wake(connection: &Connection) {
             return;
         };
         if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) {
-            kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), number);
+            epoll.kick(number);
         }
     }
 }

@@ -64,6 +64,7 @@ pub(crate) fn moved(fd: i32, to: i32) {
 
 /// Registers its duplicate with the kernel instead of `fd`.
 pub(super) fn put_under(epoll: &Epoll, one: &Registration, n: u32, fd: i32) {
+    epoll.end_kernel_calls();
     let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
     sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
     let events = match one.state() {

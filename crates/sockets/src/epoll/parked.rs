@@ -17,7 +17,6 @@ use toehold_channel::table::FLAG_PARKED;
 
 use crate::connection::Connection;
 use crate::epoll::instance::{Epoll, epoll};
-use crate::epoll::kernel_registrations::kick;
 use crate::epoll::lists::{push_news, remove_ready};
 use crate::epoll::membership::{give_bitmap, leave, set_resting_wake};
 use crate::epoll::orphans::put_under;
@@ -226,8 +225,8 @@ pub(super) fn listener_events(one: &Registration) -> Option<u32> {
     })
 }
 
-/// Wakes a thread that sleeps on an instance because of the listener. As in [`kick`] a carrier is
-/// used, because a listener is never writable.
+/// Wakes a thread that sleeps on an instance because of the listener. As in [`Epoll::kick`] a
+/// carrier is used, because a listener is never writable.
 #[cold]
 pub(super) fn wake_one(epoll: &Epoll) {
     let number = epoll.number.load(Ordering::Relaxed);
@@ -237,8 +236,8 @@ pub(super) fn wake_one(epoll: &Epoll) {
             && matches!(one.state(), State::Parked | State::InBitmap)
     };
     let n = published::last_parked();
-    if let Some(one) = registration(n).filter(is_here) {
-        kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), n);
+    if registration(n).filter(is_here).is_some() {
+        epoll.kick(n);
     }
 }
 

@@ -192,6 +192,15 @@ impl Registration {
         self.state().is_ours()
     }
 
+    /// True when the kernel has the library's events for its carrier, so that the library may
+    /// change them.
+    pub(super) fn is_ours_in_kernel(&self) -> bool {
+        match self.state() {
+            State::Listener => false,
+            state => state.is_ours() || state == State::Parked,
+        }
+    }
+
     /// From now on the kernel knows it by another number, given plus one; 0 for the program's own.
     pub(super) fn set_duplicate(&self, duplicate: i32, is_borrowed: bool) {
         let before = self.duplicate.swap(duplicate, Ordering::Relaxed);
