@@ -35,7 +35,7 @@ const WITH_EXCLUSIVE: u32 =
     EXCLUSIVE | (EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET) as u32;
 
 /// The library's answer to a call; `None`: the call goes to the kernel unchanged.
-type Answer = Option<Result<(), i32>>;
+pub(super) type Answer = Option<Result<(), i32>>;
 
 /// `epoll_ctl` on a known instance.
 pub(crate) fn control(
@@ -133,10 +133,10 @@ fn note(event: &epoll_event) {
 }
 
 /// An instance and the program's descriptor of it, for operations that may need the kernel.
-struct InKernel {
-    epoll: &'static Epoll,
-    number: u32,
-    epoll_fd: i32,
+pub(super) struct InKernel {
+    pub(super) epoll: &'static Epoll,
+    pub(super) number: u32,
+    pub(super) epoll_fd: i32,
 }
 
 impl InKernel {
@@ -181,7 +181,7 @@ impl InKernel {
 
     /// The program adds a registration that we do not know yet. The caller holds the connection's
     /// `membership` lock.
-    fn add_new(&self, connection: &Connection, event: &epoll_event) -> Answer {
+    pub(super) fn add_new(&self, connection: &Connection, event: &epoll_event) -> Answer {
         let is_waited_on = self.epoll.is_waited_on();
         if is_waited_on {
             seen_waits::seen(connection);
@@ -200,6 +200,8 @@ impl InKernel {
             };
             let (data, state) = one.arm(n, &event, is_waited_on);
             one.become_state(if is_held { State::Held } else { state });
+            one.fd.store(connection.fd, Ordering::Relaxed);
+            one.epoll.store(self.number, Ordering::Relaxed);
             data
         });
         let (events, data) = match n {
@@ -210,6 +212,7 @@ impl InKernel {
             _ => {
                 let kind = n.map_or(ONCE_ORDINARY, |_| ONCE_KNOWN);
                 self.epoll.note_ordinary(event.events, kind, || true);
+                self.epoll.end_kernel_calls();
                 (event.events, armed.unwrap_or(event.u64))
             }
         };
@@ -244,8 +247,6 @@ impl InKernel {
         let one = registration(n)?;
         one.generation
             .store(connection.generation, Ordering::Relaxed);
-        one.fd.store(connection.fd, Ordering::Relaxed);
-        one.epoll.store(self.number, Ordering::Relaxed);
         one.on_ready.store(0, Ordering::Relaxed);
         one.rearm();
         if is_held {

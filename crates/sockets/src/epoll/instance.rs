@@ -46,8 +46,9 @@ pub(super) const NOT_YET: u32 = 0;
 pub(super) struct Epoll {
     pub(super) lock: lock::Private,
     /// Held over a call of the kernel that is right only while our table is as the caller has seen
-    /// it: [`Epoll::kick`]. A thread that has changed the table passes this lock before it tells the
-    /// kernel ([`Epoll::end_kernel_calls`]). No other lock is taken under this one.
+    /// it: [`Epoll::kick`], and a look that drops events ([`super::nested`]). A thread that has
+    /// changed the table passes this lock before it tells the kernel
+    /// ([`Epoll::end_kernel_calls`]). No other lock is taken under this one.
     pub(super) kernel_calls: lock::Private,
     /// One of its descriptors, plus one; 0 is free. It is open in this process.
     pub(super) fd: AtomicI32,
@@ -308,6 +309,9 @@ impl Epoll {
     pub(super) fn note_ordinary(&self, events: u32, kind: u32, is_member: impl Fn() -> bool) {
         let known = || self.reported_once.load(Ordering::Relaxed) & kind != 0;
         if is_reported_once(events) && !known() && is_member() {
+            // Under this lock, so that a thread which finds the kind recorded need not wait for a
+            // look that began before.
+            let _held = self.kernel_calls.lock();
             self.reported_once.fetch_or(kind, Ordering::Relaxed);
         }
     }

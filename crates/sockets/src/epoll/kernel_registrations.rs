@@ -98,6 +98,7 @@ pub(super) fn modify_kernels(
         one.moves(State::Plain, State::Once);
     }
     drop(held);
+    epoll.end_kernel_calls();
     let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, event.events, data);
     if let Err(error) = sys::answer(result) {
         let _held = epoll.lock.lock();

@@ -259,19 +259,17 @@ impl Epoll {
             news.has_programs = is_readable();
             return news;
         }
-        if self.reported_once.load(Ordering::Relaxed) != 0 {
-            if !is_readable() {
-                return news;
-            }
-            if self.may_have_reported_once() {
-                // A poll takes members off the kernel's list that are not ready any more.
-                news.has_programs = !self.takes_doorbells_off() || is_readable();
-                return news;
-            }
+        if self.reported_once.load(Ordering::Relaxed) != 0 && !is_readable() {
+            return news;
         }
         loop {
             let mut events = [epoll_event { events: 0, u64: 0 }; BATCH];
-            let count = sys::epoll_look(fd, &mut events);
+            let look = || sys::epoll_look(fd, &mut events);
+            let Some(count) = self.unless_reported_once(look) else {
+                // A poll takes members off the kernel's list that are not ready any more.
+                news.has_programs |= !self.takes_doorbells_off() || is_readable();
+                return news;
+            };
             let programs = self.sort_kernel_events(&mut events[..count], &ReportedInstances::NONE);
             news.took_ours |= count > programs;
             news.has_programs |= programs > 0;
@@ -280,6 +278,14 @@ impl Epoll {
                 return news;
             }
         }
+    }
+
+    /// The result of `look`, which takes events. `None`, without a look, when an event that the
+    /// kernel reports only once may be among them. No thread arms such an event meanwhile
+    /// ([`Epoll::end_kernel_calls`]).
+    fn unless_reported_once(&self, look: impl FnOnce() -> usize) -> Option<usize> {
+        let _held = self.kernel_calls.lock();
+        (!self.may_have_reported_once()).then(look)
     }
 
     /// Doorbells of members are taken off their carriers, unless a sleeper needs them. True when
@@ -463,5 +469,130 @@ impl ReportedInstances {
 
     fn add(&mut self, id: u32) {
         self.0.get_or_insert([0; IDS_WORDS])[id as usize / 64] |= 1 << (id % 64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use crate::connection::Connection;
+    use crate::epoll::control::InKernel;
+    use crate::epoll::instance::{EPOLLS, ONCE_KNOWN, ONCE_ORDINARY};
+    use crate::epoll::kernel_registrations::tests::run_until_it_waits;
+    use crate::epoll::kernel_registrations::{kernel_has_programs, modify_kernels};
+    use crate::epoll::registration::{Registration, State, allocate_registration, registration};
+
+    use super::*;
+
+    /// A thread looks at instance `number` from outside, and has found nothing that is reported
+    /// once. Before it takes the kernel's events, `arm` runs in another thread and registers an
+    /// edge that holds. The edge has to be left for the program.
+    fn look_leaves_edge(number: u32, arm: impl Fn() + Sync) {
+        let epoll = epoll(number).expect("prepared");
+        let at = epoll.fd.load(Ordering::Relaxed) - 1;
+        let mut events = [epoll_event { events: 0, u64: 0 }; 4];
+        thread::scope(|scope| {
+            let taken = epoll.unless_reported_once(|| {
+                run_until_it_waits(scope, &arm);
+                let is_known = epoll.reported_once.load(Ordering::Relaxed) == ONCE_KNOWN;
+                assert!(
+                    !is_known || epoll.may_have_reported_once(),
+                    "for the next look"
+                );
+                sys::epoll_look(at, &mut events)
+            });
+            assert_eq!(taken, Some(0));
+        });
+        assert_eq!(sys::epoll_look(at, &mut events), 1);
+        let (told, programs) = (events[0].u64, event().u64);
+        assert_eq!(told, programs);
+    }
+
+    /// Instance `number`, without members.
+    fn prepared(number: u32) -> &'static Epoll {
+        let epoll = EPOLLS.get_or_map(number as usize).expect("memory");
+        epoll.number.store(number, Ordering::Relaxed);
+        let at = sys::epoll_create().expect("an instance");
+        epoll.fd.store(at + 1, Ordering::Relaxed);
+        epoll
+    }
+
+    /// Registration of a readable file with `epoll`, for bytes.
+    fn member(epoll: &Epoll) -> (u32, &'static Registration) {
+        let n = allocate_registration().expect("room");
+        let one = registration(n).expect("allocated");
+        let file = readable();
+        one.fd.store(file, Ordering::Relaxed);
+        let number = epoll.number.load(Ordering::Relaxed);
+        one.epoll.store(number, Ordering::Relaxed);
+        one.become_state(State::Plain);
+        let at = epoll.fd.load(Ordering::Relaxed) - 1;
+        sys::epoll_ctl(at, libc::EPOLL_CTL_ADD, file, 0, 0);
+        epoll.reported_once.store(ONCE_KNOWN, Ordering::Relaxed);
+        (n, one)
+    }
+
+    fn event() -> epoll_event {
+        epoll_event {
+            events: EDGE | libc::EPOLLIN as u32,
+            u64: 77,
+        }
+    }
+
+    fn readable() -> i32 {
+        // SAFETY: plain system call.
+        unsafe { libc::eventfd(1, 0) }
+    }
+
+    #[test]
+    fn edge_of_an_ordinary_file_is_left_to_the_program() {
+        let epoll = prepared(15);
+        look_leaves_edge(15, || {
+            let (events, file) = (event().events, readable());
+            epoll.note_ordinary(events, ONCE_ORDINARY, || true);
+            let at = epoll.fd.load(Ordering::Relaxed) - 1;
+            sys::epoll_ctl(at, libc::EPOLL_CTL_ADD, file, events, event().u64);
+        });
+    }
+
+    #[test]
+    fn edge_of_a_connection_that_is_being_registered_is_left_to_the_program() {
+        let epoll = prepared(16);
+        epoll.reported_once.store(ONCE_KNOWN, Ordering::Relaxed);
+        let connection = Connection::of_a_test(readable());
+        look_leaves_edge(16, || {
+            let _members = connection.local.membership.lock();
+            let in_kernel = InKernel {
+                epoll,
+                number: 16,
+                epoll_fd: epoll.fd.load(Ordering::Relaxed) - 1,
+            };
+            let added = in_kernel.add_new(&connection, &event());
+            assert_eq!(added, Some(Ok(())));
+        });
+    }
+
+    #[test]
+    fn edge_that_the_program_makes_of_a_level_is_left_to_the_program() {
+        let epoll = prepared(17);
+        let (n, _) = member(epoll);
+        look_leaves_edge(17, || {
+            let at = epoll.fd.load(Ordering::Relaxed) - 1;
+            let modified = modify_kernels(epoll, at, n, &event());
+            assert_eq!(modified, Ok(()));
+        });
+    }
+
+    #[test]
+    fn edge_of_a_member_that_goes_to_the_kernel_is_left_to_the_program() {
+        let epoll = prepared(18);
+        let (n, one) = member(epoll);
+        one.set(event().events, event().u64);
+        one.become_state(State::InBitmap);
+        look_leaves_edge(18, || {
+            assert!(one.moves(State::InBitmap, State::Plain));
+            kernel_has_programs(epoll, one, n);
+        });
     }
 }
