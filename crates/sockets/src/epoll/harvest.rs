@@ -12,7 +12,7 @@ use toehold_stream::interest::Look;
 
 use crate::connection::Connection;
 use crate::epoll::instance::{BATCH, Epoll, MEMBERS_SEQ_CST};
-use crate::epoll::lists::{pop_ready, push_news, push_ready};
+use crate::epoll::lists::{pop_ready, push_news, push_ready, remove_ready};
 use crate::epoll::nested::ReportedInstances;
 use crate::epoll::parked::{listener_events, wake_one};
 use crate::epoll::registration::{EDGE, READINESS, Registration, peer_tail, registration};
@@ -256,6 +256,11 @@ impl Epoll {
             // Another thread takes this member off the list, under the lock.
             let _held = self.lock.lock();
             left = self.ready_head.load(Ordering::Relaxed);
+            if registration(left).is_some_and(|one| !one.is_ours()) {
+                // A fork has cut that thread off in this process.
+                remove_ready(self, left);
+                left = self.ready_head.load(Ordering::Relaxed);
+            }
         }
     }
 

@@ -251,6 +251,23 @@ pub(super) mod tests {
         epoll.sleepers.leave(counted);
     }
 
+    /// A fork has cut off the thread that was about to take the head off the list.
+    #[test]
+    fn member_that_nobody_takes_off_the_list_is_passed() {
+        let (epoll, n, one) = with_member(19);
+        let (rest, _) = member(epoll);
+        let counted = epoll.sleepers.enter();
+        {
+            let _held = epoll.lock.lock();
+            push_ready(epoll, n);
+            push_ready(epoll, rest);
+            assert!(one.moves(State::InBitmap, State::Plain));
+        }
+        epoll.share();
+        assert_eq!(reported(epoll), [tag(rest)]);
+        epoll.sleepers.leave(counted);
+    }
+
     /// A thread has found a member. Its place belongs to another instance's member by now.
     #[test]
     fn member_of_another_instance_wakes_nobody_here() {
