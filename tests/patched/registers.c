@@ -49,6 +49,7 @@ static struct io_uring_sqe *request(int operation, int fd)
     memset(entry, 0, sizeof *entry);
     entry->opcode = operation;
     entry->fd = fd;
+    entry->user_data = place;
     word(parameters.sq_off.array)[place] = place;
     __atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
     return entry;
@@ -62,17 +63,23 @@ static void registration(int epoll, int operation, int fd, struct epoll_event *e
     entry->addr = (unsigned long)event;
 }
 
-/* Hands all requests over, and says their results. */
+/* Hands all requests over, and says their results in the order of the requests: the kernel's worker
+ * threads may complete them in another order. */
 static void hand_over(unsigned count)
 {
+    unsigned first = *word(parameters.sq_off.tail) - count;
+    int results[8];
     if (syscall(SYS_io_uring_enter, ring, count, count, IORING_ENTER_GETEVENTS, 0, 0) != count)
         fail("io_uring_enter");
     for (unsigned n = 0; n < count; n++) {
         unsigned *head = word(parameters.cq_off.head);
         struct io_uring_cqe *all = (void *)(queue + parameters.cq_off.cqes);
-        printf("%d ", all[*head & *word(parameters.cq_off.ring_mask)].res);
+        struct io_uring_cqe *one = &all[*head & *word(parameters.cq_off.ring_mask)];
+        results[one->user_data] = one->res;
         __atomic_store_n(head, *head + 1, __ATOMIC_RELEASE);
     }
+    for (unsigned n = 0; n < count; n++)
+        printf("%d ", results[(first + n) % 8]);
 }
 
 /* Connects, and says the result. */
