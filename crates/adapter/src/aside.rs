@@ -102,18 +102,22 @@ impl Aside {
         self.ask(key, ask, move |answer| drop(sender.send(answer)));
         receiver.recv_timeout(limit).ok()
     }
+}
 
-    /// The answer of `ask`, a question about process `pid` which that process may delay; as
-    /// [`Aside::ask_within`]. Also `None` when there is no such process.
-    pub(crate) fn ask_about<T: Send + 'static>(
-        &self,
-        pid: u32,
-        limit: Duration,
-        ask: impl FnOnce() -> T + Send + 'static,
-    ) -> Option<T> {
-        let uid = proc::effective_user(pid)?;
-        self.ask_within(uid.into(), limit, ask)
-    }
+/// The answer of `ask`, a question about process `pid` which that process may delay; as
+/// [`Aside::ask_within`]. Also `None` when there is no such process. Without `aside` the caller
+/// waits for whatever delays the answer.
+pub(crate) fn ask_about<T: Send + 'static>(
+    aside: Option<&Aside>,
+    pid: u32,
+    limit: Duration,
+    ask: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let Some(aside) = aside else {
+        return Some(ask());
+    };
+    let uid = proc::effective_user(pid)?;
+    aside.ask_within(uid.into(), limit, ask)
 }
 
 impl State {

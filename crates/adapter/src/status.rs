@@ -1,6 +1,6 @@
 //! The answer to `toehold status`, collected from the tables, the registry and `/proc`.
 
-use crate::aside::Aside;
+use crate::aside::{Aside, ask_about};
 use crate::diag::Diag;
 use crate::engine;
 use crate::proc::mappings::{self, Mappings};
@@ -133,10 +133,7 @@ impl Places<'_> {
         pid: u32,
         ask: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        match self.aside {
-            Some(aside) => aside.ask_about(pid, ANSWER_TIME_MAX, ask),
-            None => Some(ask()),
-        }
+        ask_about(self.aside, pid, ANSWER_TIME_MAX, ask)
     }
 }
 

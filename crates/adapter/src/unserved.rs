@@ -5,7 +5,7 @@
 //! with the library, but run without it. A new adapter finds the programs of its dead predecessor
 //! in this way, and asks them to connect ([`hail`]).
 
-use crate::aside::Aside;
+use crate::aside::{Aside, ask_about};
 use crate::descriptors::closes_at_once;
 use crate::diag::Diag;
 use crate::proc::mappings::Mappings;
@@ -72,10 +72,7 @@ impl Search {
         pid: u32,
         ask: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        match &self.0 {
-            Some(aside) => aside.ask_about(pid, limit, ask),
-            None => Some(ask()),
-        }
+        ask_about(self.0.as_ref(), pid, limit, ask)
     }
 
     /// Goes through all processes once. For `known` processes only the calls that the library does
@@ -261,14 +258,10 @@ pub fn hail(runtime_dir: &Path, is_system: bool) -> usize {
     let mut tables = Tables::default();
     let mut hailed = BTreeSet::new();
     for pid in proc::processes() {
-        let file = match &aside {
-            None => table_of(pid, false),
-            Some(aside) => {
-                let found = aside.ask_about(pid, HAIL_TIME_MAX, move || table_of(pid, true));
-                found.flatten()
-            }
-        };
-        let Some(table) = file.and_then(|file| tables.open(file).ok()) else {
+        let file = ask_about(aside.as_ref(), pid, HAIL_TIME_MAX, move || {
+            table_of(pid, is_system)
+        });
+        let Some(table) = file.flatten().and_then(|file| tables.open(file).ok()) else {
             continue;
         };
         let meets = tables.get(table).is_some_and(|it| it.meets_in(runtime_dir));
