@@ -3,8 +3,10 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use support::scene::Scene;
 use support::stuck::StuckProcess;
@@ -12,6 +14,7 @@ use support::{
     Adapter, FakeEnd, FakeLibrary, FakeTable, LONG, Scratch, connect, socket_pair, wait_until,
 };
 use toehold_adapter::client;
+use toehold_adapter::unserved::{self, Search};
 use toehold_adapter::wire::{self, Received};
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::COMMAND_NONE;
@@ -138,21 +141,22 @@ fn a_process_that_does_not_show_its_mappings_keeps_nobody_waiting() {
     scene.assert_told();
 }
 
+/// The result of `call`, which must not wait for a process.
+fn at_once<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(call()));
+    is_done
+        .recv_timeout(LONG)
+        .expect("it does not wait for that process")
+}
+
 /// A new adapter looks at the mappings of all processes.
 #[test]
 fn a_process_that_does_not_show_its_mappings_does_not_keep_an_adapter_from_starting() {
     let Some(_stuck) = StuckProcess::new(NOBODY) else {
         return;
     };
-    let (done, is_done) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let place = std::path::Path::new("/nowhere/toehold");
-        toehold_adapter::unserved::hail(place, true);
-        done.send(()).expect("the test waits");
-    });
-    is_done
-        .recv_timeout(LONG)
-        .expect("it does not wait for that process");
+    at_once(|| unserved::hail(Path::new("/nowhere/toehold"), true));
 }
 
 /// `toehold status` looks at all processes, too.
@@ -161,16 +165,7 @@ fn a_process_that_does_not_show_its_mappings_does_not_keep_a_search_waiting() {
     let Some(stuck) = StuckProcess::new(NOBODY) else {
         return;
     };
-    let (found, is_found) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let place = std::path::Path::new("/nowhere/toehold");
-        let search = toehold_adapter::unserved::Search::begin();
-        let found_there = search.find(place, &std::collections::BTreeSet::new());
-        found.send(found_there).expect("the test waits");
-    });
-    let found = is_found
-        .recv_timeout(LONG)
-        .expect("it does not wait for that process");
+    let found = at_once(|| Search::begin().find(Path::new("/nowhere/toehold"), &BTreeSet::new()));
     let stuck_pid = stuck.pid.cast_unsigned();
     assert!(found.not_shown.contains(&stuck_pid), "{found:?}");
 }

@@ -134,6 +134,18 @@ pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// Waits until a descriptor is readable, or its other end is closed, for at most [`LONG`]. Says
+/// whether it is.
+fn becomes_readable(file: &impl AsFd) -> bool {
+    let mut poll = libc::pollfd {
+        fd: file.as_fd().as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: `poll` is one element.
+    unsafe { libc::poll(&mut poll, 1, LONG.as_millis() as libc::c_int) == 1 }
+}
+
 /// Raises a flag when dropped: a thread of a scope that waits for the flag ends, even if the
 /// own thread of the scope panics.
 pub(crate) struct Done<'a>(pub(crate) &'a AtomicBool);

@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 
-use super::LONG;
+use super::becomes_readable;
 
 /// The page comes when this is dropped.
 pub(crate) struct StuckPage {
@@ -68,14 +68,7 @@ impl StuckPage {
 
     /// Waits until a thread sleeps because of the page.
     pub(crate) fn wait_for_sleeper(&self) {
-        let mut poll = libc::pollfd {
-            fd: self.faults.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: `poll` is one element.
-        let ready = unsafe { libc::poll(&mut poll, 1, LONG.as_millis() as libc::c_int) };
-        assert_eq!(ready, 1, "no thread touches the page");
+        assert!(becomes_readable(&self.faults), "no thread touches the page");
         let mut event = [0; EVENT_BYTES];
         (&mut &self.faults)
             .read_exact(&mut event)

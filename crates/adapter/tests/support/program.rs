@@ -1,11 +1,10 @@
 //! Other processes for tests: the test program itself, with its role in the environment.
 
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use super::LONG;
+use super::becomes_readable;
 
 /// Another process. The test program needs a test named `role` that plays this process. `role` is
 /// ignored otherwise: run by itself, it would pass without having tested anything.
@@ -52,14 +51,10 @@ impl Program {
         if !self.output.buffer().is_empty() {
             return;
         }
-        let mut poll = libc::pollfd {
-            fd: self.output.get_ref().as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: `poll` is one element.
-        let ready = unsafe { libc::poll(&mut poll, 1, LONG.as_millis() as libc::c_int) };
-        assert_eq!(ready, 1, "the process is not ready, and does not end");
+        assert!(
+            becomes_readable(self.output.get_ref()),
+            "the process is not ready, and does not end"
+        );
     }
 
     /// Sends `SIGKILL`, and waits until the process is gone.
