@@ -182,12 +182,18 @@ pub(super) mod tests {
         }
     }
 
-    /// An instance with this `number`, and a member that the library answers.
-    fn with_member(number: u32) -> (&'static Epoll, u32, &'static Registration) {
+    /// Instance `number`, without members.
+    pub(in crate::epoll) fn prepared(number: u32) -> &'static Epoll {
         let epoll = EPOLLS.get_or_map(number as usize).expect("memory");
         epoll.number.store(number, Ordering::Relaxed);
         let at = sys::epoll_create().expect("an instance");
         epoll.fd.store(at + 1, Ordering::Relaxed);
+        epoll
+    }
+
+    /// An instance with this `number`, and a member that the library answers.
+    fn with_member(number: u32) -> (&'static Epoll, u32, &'static Registration) {
+        let epoll = prepared(number);
         let (n, one) = member(epoll);
         (epoll, n, one)
     }

@@ -478,8 +478,8 @@ mod tests {
 
     use crate::connection::Connection;
     use crate::epoll::control::InKernel;
-    use crate::epoll::instance::{EPOLLS, ONCE_KNOWN, ONCE_ORDINARY};
-    use crate::epoll::kernel_registrations::tests::run_until_it_waits;
+    use crate::epoll::instance::{ONCE_KNOWN, ONCE_ORDINARY};
+    use crate::epoll::kernel_registrations::tests::{prepared, run_until_it_waits};
     use crate::epoll::kernel_registrations::{kernel_has_programs, modify_kernels};
     use crate::epoll::registration::{Registration, State, allocate_registration, registration};
 
@@ -507,15 +507,6 @@ mod tests {
         assert_eq!(sys::epoll_look(at, &mut events), 1);
         let (told, programs) = (events[0].u64, event().u64);
         assert_eq!(told, programs);
-    }
-
-    /// Instance `number`, without members.
-    fn prepared(number: u32) -> &'static Epoll {
-        let epoll = EPOLLS.get_or_map(number as usize).expect("memory");
-        epoll.number.store(number, Ordering::Relaxed);
-        let at = sys::epoll_create().expect("an instance");
-        epoll.fd.store(at + 1, Ordering::Relaxed);
-        epoll
     }
 
     /// Registration of a readable file with `epoll`, for bytes.
