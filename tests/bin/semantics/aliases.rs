@@ -337,17 +337,7 @@ fn passed_by_sendmmsg(pair: &Pair) {
     }
     let mut bytes = [0; 13];
     receive_all(pair.fd, &mut bytes);
-    let (ours, theirs) = crate::descriptors::socket_pair();
-    let child = sys::fork();
-    if child == 0 {
-        // This child never held the connection under its own number.
-        sys::close(pair.fd).value();
-        let fd = crate::descriptors::receive_descriptor(theirs);
-        let mut bytes = [0; 13];
-        receive_all(fd, &mut bytes);
-        send_all(fd, b"reply");
-        sys::exit_now(i32::from(&bytes != b"to the second"));
-    }
+    let (ours, child) = crate::descriptors::second_process(pair);
     pair.say(
         "sent",
         crate::descriptors::send_descriptor_by(ours, pair.fd, |over, header| {

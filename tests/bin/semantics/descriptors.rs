@@ -371,6 +371,16 @@ fn passing_under_a_reader(role: &Role) {
 
 /// Gives the connection to another process, which receives the second message and replies.
 fn pass_on(pair: &Pair) {
+    let (ours, child) = second_process(pair);
+    pair.say("sent", send_descriptor(ours, pair.fd));
+    sys::close(pair.fd).value();
+    pair.step();
+    pair.say("the child ended with", sys::wait_for(child));
+}
+
+/// Starts a process that receives the connection by the returned Unix socket, and then the second
+/// message of [`send_to_both`], and replies. It ends with 0 if the message was right.
+pub(crate) fn second_process(pair: &Pair) -> (Fd, libc::pid_t) {
     let (ours, theirs) = socket_pair();
     let child = sys::fork();
     if child == 0 {
@@ -379,14 +389,10 @@ fn pass_on(pair: &Pair) {
         let fd = receive_descriptor(theirs);
         let mut bytes = [0; 13];
         receive_all(fd, &mut bytes);
-        let right = &bytes == b"to the second";
         send_all(fd, b"reply");
-        sys::exit_now(i32::from(!right));
+        sys::exit_now(i32::from(&bytes != b"to the second"));
     }
-    pair.say("sent", send_descriptor(ours, pair.fd));
-    sys::close(pair.fd).value();
-    pair.step();
-    pair.say("the child ended with", sys::wait_for(child));
+    (ours, child)
 }
 
 /// Two Unix sockets, connected.

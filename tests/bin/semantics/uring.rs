@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::Case;
-use crate::descriptors::{receive_descriptor, send_descriptor_by, socket_pair};
+use crate::descriptors::{second_process, send_descriptor_by, send_to_both};
 use crate::role::{Pair, drain, receive_all, send_all, shown};
 use crate::sys::{self, Fd, Ret};
 
@@ -295,27 +295,12 @@ fn sent(pair: &Pair) {
 /// A request sends the connection to a process that never had it under its own number.
 fn passed(pair: &Pair) {
     if pair.server() {
-        send_all(pair.fd, b"to the first");
-        pair.step();
-        send_all(pair.fd, b"to the second");
-        let mut reply = [0; 5];
-        receive_all(pair.fd, &mut reply);
-        pair.say("reply", shown(&reply));
+        send_to_both(pair);
         pair.step();
         return;
     }
-    let mut bytes = [0; 12];
-    receive_all(pair.fd, &mut bytes);
-    let (ours, theirs) = socket_pair();
-    let child = sys::fork();
-    if child == 0 {
-        sys::close(pair.fd).value();
-        let fd = receive_descriptor(theirs);
-        let mut bytes = [0; 13];
-        receive_all(fd, &mut bytes);
-        send_all(fd, b"reply");
-        sys::exit_now(i32::from(&bytes != b"to the second"));
-    }
+    receive_all(pair.fd, &mut [0; 13]);
+    let (ours, child) = second_process(pair);
     let ring = Requests::new(0);
     let sent = send_descriptor_by(ours, pair.fd, |over, header| {
         ring.submit((SENDMSG, 0), over, 0, ptr::from_ref(header) as u64, 1, 0);
