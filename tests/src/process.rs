@@ -19,7 +19,6 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 ///
 /// Another process writes the copy. If this process wrote it, children that other threads fork
 /// meanwhile would have it open for writing, and it could not be executed (`ETXTBSY`).
-/// would have it open for writing, and it could not be executed (`ETXTBSY`).
 ///
 /// # Panics
 /// If there is no copy afterwards.
