@@ -14,6 +14,16 @@ use crate::sys::{self, Fd};
 /// The largest number of unread bytes: small enough that every buffer accepts them.
 const UNREAD_MAX: usize = 32 << 10;
 
+/// A Unix socket is writable while the memory of its unread messages is at most a quarter of its
+/// buffer (`unix_writable` in `net/unix/af_unix.c`; 52 KiB by default). A ring has room for longer.
+/// So messages on Unix sockets have at most this memory.
+const UNIX_MEMORY_MAX: usize = 48 << 10;
+
+/// The most memory of a call that sends `len` bytes, in two messages at most.
+fn memory_of(len: usize) -> usize {
+    2 * len + (2 << 10)
+}
+
 /// The results of a turn that the other role must know.
 #[derive(Default)]
 pub(super) struct Did {
@@ -64,6 +74,8 @@ pub(super) struct Player {
     /// Bytes that are unread at this end. `theirs_unread` counts those at the other end.
     pub(super) unread: usize,
     pub(super) theirs_unread: usize,
+    /// The memory of the messages that were sent since the other end had nothing unread.
+    theirs_memory: usize,
     /// No more bytes arrive.
     pub(super) ended: bool,
     /// This role has shut the connection down for reading. `shut_writing`: for writing.
@@ -101,6 +113,7 @@ impl Player {
             sent: 0,
             unread: 0,
             theirs_unread: 0,
+            theirs_memory: 0,
             ended: false,
             shut_reading: false,
             shut_writing: false,
@@ -111,17 +124,43 @@ impl Player {
 
     /// Updates the state after this role's turn.
     pub(super) fn note(&mut self, did: &Did) {
-        self.theirs_unread += did.sent;
+        self.note_sent(did.sent);
         self.unread -= did.received;
+    }
+
+    /// Notes that this role has sent `count` bytes.
+    pub(super) fn note_sent(&mut self, count: usize) {
+        if count > 0 {
+            self.theirs_memory = self.memory_there() + memory_of(count);
+            self.theirs_unread += count;
+        }
+    }
+
+    fn memory_there(&self) -> usize {
+        match self.theirs_unread {
+            0 => 0,
+            _ => self.theirs_memory,
+        }
+    }
+
+    /// The number of bytes that a send may have now, so that the socket stays writable.
+    fn room(&self) -> usize {
+        let room = UNREAD_MAX.saturating_sub(self.theirs_unread);
+        if self.role.family != libc::AF_UNIX {
+            return room;
+        }
+        let taken = self.memory_there() + memory_of(0);
+        room.min(UNIX_MEMORY_MAX.saturating_sub(taken) / 2)
     }
 
     /// Updates the state after the other role's turn. Returns when its results are visible here.
     pub(super) fn hear(&mut self, did: &Did) {
         self.unread += did.sent;
         self.theirs_unread -= did.received;
-        // On a Unix socket the kernel reports the other end's shutdown for reading as an edge,
-        // although no bytes arrive.
-        self.exact_edges &= !did.shut_reading;
+        // On a Unix socket the kernel reports each shutdown by the other end as an edge, although
+        // no bytes arrive and the end is known.
+        let shuts_again = did.shut && self.ended && self.role.family == libc::AF_UNIX;
+        self.exact_edges &= !did.shut_reading && !shuts_again;
         if !self.ended && !did.closed {
             // After a reset the kernel counts one byte too few (tcp_inq treats the reset as a FIN).
             self.role.arrived(self.fds[0], self.unread);

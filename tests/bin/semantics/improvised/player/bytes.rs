@@ -2,7 +2,7 @@
 
 use std::os::fd::AsRawFd;
 
-use super::{Did, Player, UNREAD_MAX};
+use super::{Did, Player};
 use crate::files::{call_sendfile, splice};
 use crate::improvised::draw::{Draw, pick};
 use crate::role::Checksum;
@@ -22,7 +22,7 @@ impl Player {
     /// The next `len` bytes of this role's stream, or fewer if the other role has many unread
     /// bytes.
     pub(in crate::improvised) fn next_bytes(&self, len: usize) -> Vec<u8> {
-        self.stream(len.min(UNREAD_MAX.saturating_sub(self.theirs_unread)))
+        self.stream(len.min(self.room()))
     }
 
     /// The next `len` bytes of this role's stream.

@@ -86,7 +86,7 @@ pub(super) fn lead(player: &mut Player, turn: usize, draw: &Draw) -> Over {
     output.read_line(&mut sent).expect("text");
     let count = sent.trim().parse().unwrap_or(0);
     player.sent += count;
-    player.theirs_unread += count;
+    player.note_sent(count);
     player.role.tell(count as u32);
     let did = Did::hear(&player.role);
     let mut got = String::new();
