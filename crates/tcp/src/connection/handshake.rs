@@ -3,7 +3,7 @@
 
 use super::accurate_ecn;
 use super::input::Response;
-use super::receive::{QUICK_ACKS, TUNE_ROUND};
+use super::receive::QUICK_ACKS;
 use super::recovery::{Rack, Recovery};
 use super::{AccurateEcn, Conditions, Connection, Context, LossTimer, News, Prediction, Template};
 use crate::config::{Config, CongestionControl, EcnMode, Options};
@@ -407,7 +407,9 @@ impl Connection {
         self.conditions.set(Conditions::QUICK_ACK);
         self.conditions
             .clear(Conditions::CWND_LIMITED | Conditions::FORCE_RETRANSMIT);
-        self.tune_until = cx.now + self.rtt.smoothed().unwrap_or(TUNE_ROUND);
+        // The first round of window tuning begins with the first acknowledgement of data. The round
+        // trip is known then, also at the passive end.
+        self.tune_until = cx.now;
         self.arm_keepalive(cx.now);
         if self.conditions.has(Conditions::PASSIVE) {
             cx.counters.connections_accepted += 1;

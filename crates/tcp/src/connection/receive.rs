@@ -15,7 +15,7 @@ use crate::wire::tcp::{Flags, Segment};
 /// start.
 pub(super) const QUICK_ACKS: u8 = 16;
 /// Length of a round for window tuning while no round trip was measured.
-pub(super) const TUNE_ROUND: Duration = Duration::from_millis(100);
+const TUNE_ROUND: Duration = Duration::from_millis(100);
 /// The shortest round: on a fast link, hosts that work in batches need more time than the network.
 const TUNE_ROUND_MIN: Duration = Duration::from_millis(2);
 

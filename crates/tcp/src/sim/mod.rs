@@ -443,10 +443,12 @@ mod tests {
         assert!(all.iter().all(|&used| used >= 0.6), "{all:.2?}");
     }
 
-    /// Two transfers by the engine's CUBIC get similar shares.
+    /// Two transfers by the engine's CUBIC get similar shares. The first one begins 100 ms earlier,
+    /// and has 53 % in the mean of 40 seeds, with a standard deviation of 3.5.
     #[test]
     fn cubic_shares_a_bottleneck_with_itself() {
         use CongestionControl::Cubic;
+        const SEEDS: u64 = 12;
         let share_of_first = |seed| {
             let scenario = Scenario::bottleneck(seed, Cubic, 2, Duration::from_secs(60));
             let bytes = World::new(scenario.with_jitter(JITTER), false)
@@ -454,9 +456,9 @@ mod tests {
                 .bytes_by_flow;
             bytes[0] as f64 / (bytes[0] + bytes[1]) as f64
         };
-        let shares = [0, 1, 2, 3].map(share_of_first);
-        let mean = shares.iter().sum::<f64>() / 4.0;
-        assert!((0.45..0.55).contains(&mean), "{shares:.2?}");
+        let shares: Vec<_> = (0..SEEDS).map(share_of_first).collect();
+        let mean = shares.iter().sum::<f64>() / SEEDS as f64;
+        assert!((0.45..0.55).contains(&mean), "{mean:.3}: {shares:.2?}");
         assert!(
             shares.iter().all(|share| (0.35..0.65).contains(share)),
             "{shares:.2?}"
@@ -505,6 +507,23 @@ mod tests {
             let products = bytes as f64 / 1.25e6;
             println!("{queue_percent} %: {products:.2}");
             assert!(products >= least, "{products:.2}, {queue_percent} %");
+        }
+    }
+
+    /// A server's window is tuned by the round trip from the beginning. When its first round took
+    /// 100 ms, the client was limited to 64 KB until then, and BBR took that limit for the path's:
+    /// these numbers were 0.4 MB for both, and then 10.5 MB for CUBIC and 1.8 MB for BBR.
+    #[test]
+    fn a_window_is_tuned_in_the_first_round_trips() {
+        let path = (Duration::from_millis(10), 64_000);
+        for congestion in [CongestionControl::Cubic, CongestionControl::Bbr] {
+            let moments = [90, 300].map(Duration::from_millis);
+            let mut scenario = Scenario::long_path(7, path, 32 << 20, moments[1]);
+            scenario.transfers[0].options.congestion = congestion;
+            let bytes = World::new(scenario, false).bytes_by(moments);
+            // 300 ms are 19.2 MB.
+            let is_fast = bytes[0] >= 1_000_000 && bytes[1] >= 12_000_000;
+            assert!(is_fast, "{congestion:?}: {bytes:?}");
         }
     }
 
