@@ -14,7 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The span in which a helper lives, as a rule, and the distance of two moments in it. */
+/* The span in which a helper lives, as a rule, and the distance of two moments in it. A moment is
+ * counted from the first sight of the helper: on a busy host the program may begin late. */
 #define SPAN_US 3000
 #define STEP_US 7
 
@@ -44,19 +45,25 @@ static int work(void)
     return 0;
 }
 
-/* Kills the children of a process; how many there were. */
-static int kill_children(pid_t process)
+/* Sends a signal to the children of a process, 0 for none; how many there are. */
+static int signal_children(pid_t process, int signal)
 {
     char path[64], text[256];
-    int killed = 0;
+    int count = 0;
     snprintf(path, sizeof path, "/proc/%d/task/%d/children", process, process);
     int file = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t length = file < 0 ? 0 : read(file, text, sizeof text - 1);
     close(file);
     text[length < 0 ? 0 : length] = 0;
     for (char *word = strtok(text, " "); word; word = strtok(0, " "))
-        killed += kill(atoi(word), SIGKILL) == 0;
-    return killed;
+        count += kill(atoi(word), signal) == 0;
+    return count;
+}
+
+static int has_ended(pid_t child)
+{
+    siginfo_t info = {0};
+    return waitid(P_PID, child, &info, WEXITED | WNOHANG | WNOWAIT) || info.si_pid;
 }
 
 int main(int count, char **arguments)
@@ -77,10 +84,12 @@ int main(int count, char **arguments)
             execv(getenv("PROGRAM"), again);
             _exit(9);
         }
+        while (!signal_children(child, 0) && !has_ended(child))
+            ;
         long moment = now_us() + n * STEP_US % SPAN_US;
         while (now_us() < moment)
             ;
-        killed += kill_children(child);
+        killed += signal_children(child, SIGKILL);
         waitpid(child, &status, 0);
         if (status) {
             bad++;

@@ -115,7 +115,7 @@ fn programs_run_on_when_the_helper_that_patches_them_is_killed() {
         let expected = format!("0 of {kills} have not ended well\n");
         assert_eq!(line, expected, "{compiler}: {rest}");
         let killed = rest.split(' ').next().and_then(|word| word.parse().ok());
-        assert!(killed > Some(kills / 20), "{compiler}: {rest}");
+        assert!(killed > Some(kills / 4), "{compiler}: {rest}");
     }
 }
 
