@@ -199,7 +199,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// A client is gone: its token is not accepted any more.
+    /// A client is gone: its token is valid only for the carriers that it has made.
     pub(super) fn revoke_token(&self, id: ClientId) {
         if let Some(engine) = &self.engine {
             engine.revoke_token(id);

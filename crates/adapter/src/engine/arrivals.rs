@@ -39,6 +39,7 @@ pub(super) struct Arrivals {
     /// Of silent carriers, by their numbers.
     poller: Poller,
     events: Vec<Event>,
+    accepted: u64,
     refused: u64,
 }
 
@@ -63,6 +64,7 @@ impl Arrivals {
             silent: Silent::default(),
             poller: Poller::new()?,
             events: Vec::new(),
+            accepted: 0,
             refused: 0,
         })
     }
@@ -75,11 +77,26 @@ impl Arrivals {
             let Ok(Some((socket, program))) = sys::accept(&self.relay) else {
                 break;
             };
+            self.accepted += 1;
             let mut carrier = Carrier::new(socket, program);
             match carrier.hear() {
                 Ok(true) => all.extend(self.judge(carrier)),
                 Ok(false) => self.wait_for(carrier, now),
                 Err(_) => self.refused += 1,
+            }
+        }
+        all
+    }
+
+    /// Accepts all programs that wait now. Returns those with a complete preamble.
+    pub(super) fn take_waiting(&mut self) -> Vec<Wanted> {
+        const TURNS_MAX: usize = sys::RELAY_BACKLOG as usize / PROGRAMS_PER_TURN + 1;
+        let mut all = Vec::new();
+        for _ in 0..TURNS_MAX {
+            let before = self.accepted;
+            all.extend(self.take(Instant::now()));
+            if self.accepted - before < PROGRAMS_PER_TURN as u64 {
+                break;
             }
         }
         all
@@ -356,11 +373,25 @@ mod tests {
             assert!(arrived(&mut arrivals).is_empty());
             assert!(is_reset(program), "{token:?}");
         }
-        arrivals.tokens.take_back(CLIENT);
+        arrivals.tokens.take_back(preamble.token);
         let (program, _) = program(&arrivals, &preamble.to_bytes());
         assert!(arrived(&mut arrivals).is_empty());
         assert!(is_reset(program), "a token that was taken back");
         assert_eq!(arrivals.refused(), 1 + guesses.len() as u64);
+    }
+
+    /// More than a turn's.
+    #[test]
+    fn programs_that_waited_when_their_client_ended_are_handed_over() {
+        let (mut arrivals, preamble) = relay();
+        let count = PROGRAMS_PER_TURN + 1;
+        let words = preamble.to_bytes();
+        let programs: Vec<_> = (0..count).map(|_| program(&arrivals, &words)).collect();
+        assert_eq!(arrivals.tokens.leave(CLIENT), Some(preamble.token));
+        let wanted = arrivals.take_waiting();
+        assert_eq!((wanted.len(), arrivals.refused()), (count, 0));
+        assert!(wanted.iter().all(|(request, _)| request.holder == HOLDER));
+        drop(programs);
     }
 
     #[test]

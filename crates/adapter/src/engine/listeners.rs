@@ -495,18 +495,18 @@ mod tests {
         }
         assert!(!listeners.retain_living(&mut self::engine(), |_| true));
         assert_eq!(holder(&listeners), 1);
-        tokens.take_back(ClientId(1));
+        tokens.leave(ClientId(1));
         assert!(listeners.retain_living(&mut self::engine(), |_| true));
         assert_eq!(holder(&listeners), 3);
         // Its predecessors may have ended before it listens.
         for client in [2, 3] {
-            tokens.take_back(ClientId(client));
+            tokens.leave(ClientId(client));
         }
         assert!(!listeners.retain_living(&mut self::engine(), |_| true));
         add(&mut listeners, 4);
         assert_eq!(holder(&listeners), 4);
         // Nobody is left.
-        tokens.take_back(ClientId(4));
+        tokens.leave(ClientId(4));
         listeners.retain_living(&mut self::engine(), |_| false);
         assert!(listeners.of_each.is_empty() && listeners.is_empty());
     }
@@ -538,7 +538,7 @@ mod tests {
         let other = SocketAddr::new(ip(V6), 80);
         assert!(!listeners.is_of_family(&ours, other, TableId(1)));
         for (gone, heir) in [(3, 1), (1, 2)] {
-            tokens.take_back(ClientId(gone));
+            tokens.leave(ClientId(gone));
             let has_passed = listeners.retain_living(&mut engine, |_| true);
             assert_eq!(has_passed, heir == 2);
             let holder = listeners.by_address.values().next().expect("one");

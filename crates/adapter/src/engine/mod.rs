@@ -174,11 +174,17 @@ enum Command {
     SetLiveness(LivenessChange),
     /// The operator has changed the settings.
     Reconfigure(Arc<ForAll<Settings>>),
+    /// A client is gone: its token is valid only for carriers that wait at the relay by now. Sent
+    /// to [`RELAY_THREAD`].
+    TakeBackToken(ClientToken),
     /// Send the counts.
     Report(SyncSender<Report>),
     /// End.
     Stop,
 }
+
+/// The thread that accepts the carriers of programs at the relay.
+const RELAY_THREAD: usize = 0;
 
 /// A command to all threads that tells when all of them have followed it.
 #[derive(Debug)]
@@ -362,7 +368,9 @@ impl Engine {
 
     /// A client is gone.
     pub(crate) fn revoke_token(&self, client: ClientId) {
-        self.common.tokens.take_back(client);
+        if let Some(token) = self.common.tokens.leave(client) {
+            self.common.doors[RELAY_THREAD].send_command(Command::TakeBackToken(token));
+        }
     }
 
     /// A program listens. When all threads listen for it, the last of them sends a

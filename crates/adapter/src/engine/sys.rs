@@ -180,7 +180,7 @@ pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, So
 /// The most bytes in the kernel's send buffer that a program's receive buffer does not take.
 const UNSENT_BYTES_MAX: libc::c_int = 32 << 10;
 /// The most programs that may wait to be accepted.
-const RELAY_BACKLOG: i32 = 4096;
+pub(super) const RELAY_BACKLOG: i32 = 4096;
 /// Ports that are tried before the kernel chooses.
 const PORTS_TRIED_MAX: usize = 16;
 /// The interval at which to look whether a socket is gone, once it could be.

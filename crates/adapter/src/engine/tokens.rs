@@ -2,8 +2,10 @@
 //!
 //! The relay is a port of loopback, which every local user can reach. A carrier's request is made
 //! for the client whose token it shows, and is refused without a valid token. Quotas are counted by
-//! client. The daemon gives a token to each client and revokes it; the engine's thread only reads
-//! them.
+//! client. The daemon gives a token to each client, and says when the client is gone. Carriers that
+//! the client had made by then may still wait at the relay: a program may connect and then execute
+//! another program, which has the carrier. So a token is taken back only after the thread of the
+//! relay has accepted these carriers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -42,12 +44,14 @@ impl Tokens {
         Ok(token)
     }
 
+    /// A client is gone. Returns its token, which stays valid until [`Tokens::take_back`].
+    pub(super) fn leave(&self, client: ClientId) -> Option<ClientToken> {
+        self.book().by_client.remove(&client)
+    }
+
     /// Revokes the token of a client that is gone.
-    pub(super) fn take_back(&self, client: ClientId) {
-        let mut book = self.book();
-        if let Some(token) = book.by_client.remove(&client) {
-            book.holders.remove(&token);
-        }
+    pub(super) fn take_back(&self, token: ClientToken) {
+        self.book().holders.remove(&token);
     }
 
     /// Whether a client has a token, and is not gone.
@@ -79,15 +83,18 @@ mod tests {
     }
 
     #[test]
-    fn each_client_has_one_token_until_it_is_gone() {
+    fn each_client_has_one_token_until_it_is_taken_back() {
         let tokens = Tokens::default();
         let [one, other] = [1, 2].map(|id| tokens.give(holder(id)).expect("random numbers"));
         assert_ne!(one, other);
         assert_eq!(tokens.give(holder(1)).expect("known"), one);
         assert_eq!(tokens.holder(one), Some(holder(1)));
         assert_eq!(tokens.holder(other), Some(holder(2)));
-        tokens.take_back(ClientId(1));
-        tokens.take_back(ClientId(1));
+        assert_eq!(tokens.leave(ClientId(1)), Some(one));
+        assert_eq!(tokens.leave(ClientId(1)), None);
+        assert_eq!(tokens.holder(one), Some(holder(1)), "its carriers may wait");
+        tokens.take_back(one);
+        tokens.take_back(one);
         assert_eq!(tokens.holder(one), None);
         assert!(!tokens.has(ClientId(1)) && tokens.has(ClientId(2)));
         assert_eq!(tokens.holder(other), Some(holder(2)));

@@ -65,6 +65,10 @@ impl Runner {
                 Command::SetLiveness(change) => self.set_liveness(&change),
                 Command::Report(answer) => drop(answer.try_send(self.report())),
                 Command::Open(given) => self.open(given),
+                Command::TakeBackToken(token) => {
+                    self.give_all(Arrivals::take_waiting);
+                    self.common.tokens.take_back(token);
+                }
                 Command::Reconfigure(change) => self.reconfigure(&change),
                 Command::Stop => return false,
             }
