@@ -90,6 +90,8 @@ pub(crate) struct Local {
     /// The adapter's epoch in which its network namespace was shown, see
     /// [`crate::adapter::namespace`].
     pub(crate) shown_epoch: AtomicU32,
+    /// The number of times that it was shown in that epoch.
+    pub(crate) shows: AtomicU32,
     /// Recent success of spinning, see [`crate::waiting::spin`].
     pub(crate) spin: spin::SpinHistory,
     /// When the carrier was last looked at for an end of file, nanoseconds.
