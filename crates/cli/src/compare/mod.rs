@@ -12,6 +12,7 @@
 //! - both paths run under `toehold run`, so its start-up time counts on both sides.
 
 mod arm;
+mod connections;
 mod html;
 mod report;
 mod round;
@@ -36,7 +37,8 @@ use toehold_measure::syscalls::Tracepoint;
 use toehold_measure::{schedule, shell, stats, text};
 
 use self::arm::Arm;
-use self::report::{ArmReport, ConnectionsSeen, Plan, Report};
+use self::connections::ConnectionsSeen;
+use self::report::{ArmReport, Plan, Report};
 use self::round::{Round, Setup, Timeouts};
 use crate::failure::Failure;
 use crate::library;

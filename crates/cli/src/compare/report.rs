@@ -8,9 +8,9 @@ use toehold_measure::stats::{self, Ratio, Summary};
 pub(crate) use toehold_measure::verdict::Verdict;
 
 use super::arm::Arm;
+use super::connections::{ConnectionsSeen, Moved};
 use super::round::Round;
 use crate::options::{PathChoice, WaitChoice};
-use crate::status::Status;
 
 /// A whole comparison, as `--json` prints it.
 #[derive(Debug, Serialize)]
@@ -78,56 +78,6 @@ pub(crate) struct ArmReport {
     pub(crate) connections: Option<ConnectionsSeen>,
 }
 
-/// The connections that `toehold status` showed in the middle of a round.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct ConnectionsSeen {
-    /// Connections on shared memory.
-    pub(crate) direct: usize,
-    /// Connections on the engine.
-    pub(crate) offload: usize,
-    /// Connections on kernel TCP.
-    pub(crate) host: usize,
-    /// The reasons of connections on kernel TCP.
-    pub(crate) reasons: Vec<String>,
-}
-
-impl ConnectionsSeen {
-    /// Counts the ends of connections that the adapter knows: a connection between two accelerated
-    /// programs counts twice.
-    pub(crate) fn of(status: &Status) -> ConnectionsSeen {
-        let mut seen = ConnectionsSeen::default();
-        for connection in status
-            .processes
-            .iter()
-            .flat_map(|process| &process.connections)
-        {
-            match connection.path.as_str() {
-                "direct" => seen.direct += 1,
-                "offload" => seen.offload += 1,
-                _ => {
-                    seen.host += 1;
-                    let reason = &connection.reason;
-                    if !reason.is_empty() && !seen.reasons.contains(reason) {
-                        seen.reasons.push(reason.clone());
-                    }
-                }
-            }
-        }
-        seen
-    }
-
-    /// Whether there were connections, and all stayed on the kernel.
-    pub(crate) fn none_moved(&self) -> bool {
-        self.direct + self.offload == 0
-    }
-
-    /// The rank of an answer: by moved connections first, then by all connections.
-    pub(crate) fn rank(&self) -> (usize, usize) {
-        let moved = self.direct + self.offload;
-        (moved, moved + self.host)
-    }
-}
-
 impl Report {
     /// Sentences at the top of the report: about arms that compare the kernel with itself, and arms
     /// that measure how fast a server fails.
@@ -139,24 +89,14 @@ impl Report {
     }
 
     fn kernel_with_itself(&self) -> Vec<String> {
-        let stayed = |arm: &&ArmReport| {
-            arm.path != PathChoice::Host
-                && arm
-                    .connections
-                    .as_ref()
-                    .is_some_and(ConnectionsSeen::none_moved)
+        let stayed = self.arms.iter().filter(|arm| arm.has_stayed());
+        let banner = |arm: &ArmReport| {
+            format!(
+                "{}: no connection left kernel TCP, so this arm compares the kernel with itself",
+                arm.label
+            )
         };
-        self.arms
-            .iter()
-            .filter(stayed)
-            .map(|arm| {
-                format!(
-                    "{}: no connection was seen to leave kernel TCP, so this arm compares the \
-                     kernel with itself",
-                    arm.label
-                )
-            })
-            .collect()
+        stayed.map(banner).collect()
     }
 
     /// Every sample, one per line.
@@ -181,6 +121,14 @@ impl Report {
 }
 
 impl ArmReport {
+    /// Whether all connections stayed on kernel TCP, although they should not have.
+    fn has_stayed(&self) -> bool {
+        let rounds = self.rounds.iter().flatten().chain(&self.counting);
+        let mut counts = rounds.filter_map(|round| round.moved).peekable();
+        let is_counted = counts.peek().is_some();
+        self.path != PathChoice::Host && is_counted && counts.all(Moved::is_none)
+    }
+
     /// A warning when more than a hundredth of this arm's requests failed: the rate of a server
     /// that answers with errors is not the rate of its real work.
     fn of_failures(&self) -> Option<String> {
@@ -421,6 +369,7 @@ pub(crate) mod tests {
                 server: 10,
                 client: 20,
             }),
+            moved: None,
         }
     }
 

@@ -14,7 +14,9 @@ use toehold_measure::procfs::{HostTimes, Snapshot, Usage};
 use toehold_measure::ready::Ready;
 use toehold_measure::syscalls::Tracepoint;
 
+use super::connections::Moved;
 use crate::options::{PathChoice, WaitChoice};
+use crate::status::Status;
 
 /// The parameters that all rounds share.
 pub(crate) struct Setup {
@@ -68,6 +70,9 @@ pub(crate) struct Round {
     pub(crate) adapter: Option<Usage>,
     /// System calls of the server's and the client's families, in a counting round.
     pub(crate) syscalls: Option<SyscallCounts>,
+    /// The connections that left kernel TCP; `None` on the host path, and without an answer of the
+    /// adapter's.
+    pub(crate) moved: Option<Moved>,
 }
 
 /// System calls of one round.
@@ -95,6 +100,7 @@ impl Setup {
         self.ready.wait(&mut server, self.timeouts.server)?;
         // Let the server finish the work it does after it begins to listen.
         thread::sleep(SETTLE);
+        let moved_before = self.moved(path);
         let adapter_before = self.adapter_snapshot();
         let server_before = Snapshot::of(&server.family());
         let calls_before = server.syscalls();
@@ -109,6 +115,8 @@ impl Setup {
         let calls_after = server.syscalls();
         let server_after = Snapshot::of(&server.family());
         let adapter_after = self.adapter_snapshot();
+        // The server's counts end with it.
+        let moved = self.moved(path);
         let Some(ended) = ended else {
             if process::interrupted() {
                 return Err("interrupted".to_owned());
@@ -158,6 +166,9 @@ impl Setup {
                 .zip(adapter_after)
                 .map(|(before, after)| after.since(&before)),
             syscalls,
+            moved: moved
+                .zip(moved_before)
+                .map(|(after, before)| after.since(before)),
         })
     }
 
@@ -187,6 +198,13 @@ impl Setup {
             tracepoint,
         })
         .map_err(|error| format!("cannot start the {role}: {error}"))
+    }
+
+    fn moved(&self, path: PathChoice) -> Option<Moved> {
+        match path {
+            PathChoice::Host => None,
+            _ => Status::ask(&runtime_dir(&self.scratch)).map(|status| Moved::of(&status)),
+        }
     }
 
     fn adapter_snapshot(&self) -> Option<Snapshot> {
@@ -326,6 +344,7 @@ mod tests {
             },
             adapter: None,
             syscalls: None,
+            moved: None,
         }
     }
 

@@ -133,6 +133,13 @@ fn arm_notes(arm: &ArmReport) -> Vec<String> {
         }
         notes.push(text);
     }
+    if let Some(moved) = arm.counting.as_ref().and_then(|round| round.moved) {
+        notes.push(format!(
+            "{}: connections in the extra round: {}",
+            arm.label,
+            moved.words()
+        ));
+    }
     if let Some(failure) = arm.failures.first() {
         let failed = arm.failures.len();
         notes.push(format!(
@@ -228,7 +235,8 @@ const METRICS_MANY: usize = 10;
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::compare::report::{self, ConnectionsSeen, Plan, SCHEMA, tests::arm};
+    use crate::compare::connections::{ConnectionsSeen, Moved};
+    use crate::compare::report::{self, Plan, SCHEMA, tests::arm};
     use crate::options::{PathChoice, WaitChoice};
     use toehold_measure::cpus::{Pin, Placement};
     use toehold_measure::environment::Environment;
@@ -299,10 +307,25 @@ pub(crate) mod tests {
             reasons: vec!["no partner".to_owned()],
             ..ConnectionsSeen::default()
         });
+        let has_moved = |report: &mut Report, moved: Moved| {
+            for round in report.arms[1].rounds.iter_mut().flatten() {
+                round.moved = Some(moved);
+            }
+        };
+        has_moved(&mut report, Moved::default());
         let text = render(&report);
         assert!(
             text.contains("kernel with itself") && text.contains("(no partner)"),
             "{text}"
         );
+        // Connections that are too short to be seen.
+        let moved = Moved {
+            channels: 1,
+            used_carriers: 2960,
+            engine: 0,
+        };
+        has_moved(&mut report, moved);
+        let text = render(&report);
+        assert!(!text.contains("kernel with itself"), "{text}");
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct Status {
     pub(crate) processes: Vec<Process>,
     /// Connections that ever got shared memory.
     #[serde(default)]
-    pub(super) channels_made: u64,
+    pub(crate) channels_made: u64,
     /// The adapter's TCP engine, if it has one.
     #[serde(default)]
     pub(crate) engine: Option<Engine>,
@@ -197,7 +197,20 @@ pub(crate) struct Connection {
     pub(super) syscalls_avoided: u64,
 }
 
+impl Process {
+    /// Short connections that this process accepted on used carriers.
+    pub(crate) fn accepted_on_used_carriers(&self) -> u64 {
+        self.express.get("accepted").copied().unwrap_or(0)
+    }
+}
+
 impl Engine {
+    /// Connections since it started, of both roles.
+    pub(crate) fn connections_ever(&self) -> u64 {
+        self.connections_opened
+            .saturating_add(self.connections_accepted)
+    }
+
     /// Its counts since it started: name, description, value.
     pub(super) fn counters(&self) -> [(&'static str, &'static str, u64); 8] {
         [

@@ -57,7 +57,7 @@ fn payloads(engine: &Engine) -> String {
             out,
             "  {} of {} connections on used carriers, {} carriers parked",
             count(engine.connections_on_used_carriers),
-            count(engine.connections_opened + engine.connections_accepted),
+            count(engine.connections_ever()),
             engine.carriers_parked,
         );
     }

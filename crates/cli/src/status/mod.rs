@@ -25,7 +25,7 @@ use crate::failure::Failure;
 use crate::meeting::Meeting;
 use crate::options::AdapterChoice;
 use crate::output::print;
-pub(crate) use answer::Status;
+pub(crate) use answer::{Engine, Process, Status};
 use table::{Earlier, View};
 
 /// Options of `toehold status`.
