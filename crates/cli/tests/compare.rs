@@ -153,6 +153,22 @@ fn a_probe_that_is_not_there_is_named_at_once() {
 }
 
 #[test]
+fn a_server_that_listens_on_a_unix_socket_only_is_ready() {
+    let folder = tempfile::tempdir().expect("room");
+    let socket = folder.path().join("socket");
+    let socket = socket.display();
+    let program = env!("CARGO_BIN_EXE_toehold");
+    // The server of the round before has left its socket.
+    let server = format!("rm -f {socket}; exec {program} lab server --listen unix:{socket}");
+    let output = compare(
+        &format!("sh -c '{server}'"),
+        &format!("{program} lab client --seconds 0.05 --warmup 0 unix:{socket}"),
+        &["--rounds", "1", "--warmup", "0"],
+    );
+    assert!(output.status.success(), "{}", error_of(&output));
+}
+
+#[test]
 fn an_interruption_ends_everything_that_was_started() {
     let temporary = tempfile::tempdir().expect("room");
     let mut comparison = Command::new(env!("CARGO_BIN_EXE_toehold"))

@@ -235,6 +235,28 @@ pub fn listening_sockets() -> HashMap<u64, u16> {
         .collect()
 }
 
+/// Inodes of the Unix stream sockets that listen in this network namespace.
+pub fn listening_unix_sockets() -> HashSet<u64> {
+    let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    table.lines().filter_map(parse_unix_listener).collect()
+}
+
+/// The inode, if the line of `/proc/net/unix` is of a stream socket that listens: slot, references,
+/// protocol, flags, type, state, inode, and the name (`unix_seq_show` in net/unix/af_unix.c).
+fn parse_unix_listener(line: &str) -> Option<u64> {
+    let fields: Vec<&str> = line.split_ascii_whitespace().take(7).collect();
+    let &[_, _, _, flags, kind, _, inode] = &fields[..] else {
+        return None;
+    };
+    let flags = u32::from_str_radix(flags, 16).ok()?;
+    let kind = i32::from_str_radix(kind, 16).ok()?;
+    let is_listener = flags & SO_ACCEPTCON != 0 && kind == libc::SOCK_STREAM;
+    is_listener.then(|| inode.parse().ok())?
+}
+
+/// `__SO_ACCEPTCON` in include/uapi/linux/net.h.
+const SO_ACCEPTCON: u32 = 1 << 16;
+
 /// Inodes of the sockets a process holds.
 pub fn socket_inodes(pid: i32) -> Vec<u64> {
     let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else {

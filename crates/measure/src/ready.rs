@@ -13,7 +13,8 @@ use crate::{procfs, shell};
 /// The way in which readiness is detected.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ready {
-    /// Some process of the server listens on a TCP port.
+    /// Some process of the server listens on a TCP port; or on a Unix socket, and for half a second
+    /// on no TCP port.
     Listens,
     /// A socket listens on this TCP port. This is read from the kernel's tables: a test connection
     /// would disturb some benchmark servers, which take it for their client.
@@ -101,6 +102,7 @@ impl Ready {
             _ => timeout,
         };
         let mut pause = PAUSE_MIN;
+        let mut on_unix_since = None;
         loop {
             if let Some(ended) = server.poll() {
                 let words = server.last_words();
@@ -111,6 +113,7 @@ impl Ready {
             }
             let ready = match self {
                 Ready::Sleep(duration) => started.elapsed() >= *duration,
+                Ready::Listens => is_listening(server, &mut on_unix_since),
                 _ => self.probe(server, limit.saturating_sub(started.elapsed()))?,
             };
             if ready {
@@ -134,14 +137,6 @@ impl Ready {
     /// Looks once. A command may take `left`.
     fn probe(&self, server: &Program, left: Duration) -> Result<bool, String> {
         Ok(match self {
-            Ready::Listens => {
-                let listening = procfs::listening_sockets();
-                server.family().iter().any(|member| {
-                    procfs::socket_inodes(member.pid)
-                        .iter()
-                        .any(|inode| listening.contains_key(inode))
-                })
-            }
             Ready::TcpPort(port) => procfs::listening_sockets()
                 .values()
                 .any(|listening| listening == port),
@@ -164,9 +159,29 @@ impl Ready {
                 let ended = command.wait_until(Instant::now() + left);
                 ended.is_some_and(|ended| ended.succeeded())
             }
-            Ready::Sleep(_) => false,
+            Ready::Listens | Ready::Sleep(_) => false,
         })
     }
+}
+
+/// [`Ready::Listens`]. Many servers listen on a Unix socket for their operator first, and then on
+/// the port that clients use.
+fn is_listening(server: &Program, on_unix_since: &mut Option<Instant>) -> bool {
+    let family = server.family();
+    let sockets = family
+        .iter()
+        .flat_map(|it| procfs::socket_inodes(it.pid))
+        .collect::<Vec<u64>>();
+    let on_tcp = procfs::listening_sockets();
+    if sockets.iter().any(|inode| on_tcp.contains_key(inode)) {
+        return true;
+    }
+    let on_unix = procfs::listening_unix_sockets();
+    if !sockets.iter().any(|inode| on_unix.contains(inode)) {
+        *on_unix_since = None;
+        return false;
+    }
+    on_unix_since.get_or_insert_with(Instant::now).elapsed() >= UNIX_ALONE
 }
 
 impl std::fmt::Display for Ready {
@@ -182,6 +197,8 @@ impl std::fmt::Display for Ready {
     }
 }
 
+/// A server that listens on a Unix socket and on no TCP port for this long uses no TCP port.
+const UNIX_ALONE: Duration = Duration::from_millis(500);
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);

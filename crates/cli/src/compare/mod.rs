@@ -93,9 +93,10 @@ pub(crate) struct CompareArgs {
 
     /// When a fresh server can be measured
     ///
-    /// listens: some process of the server listens on a TCP port. tcp:PORT: this port is listened
-    /// on. tcp:HOST:PORT and unix:PATH: a connection succeeds. cmd:COMMAND: this command succeeds.
-    /// sleep:SECONDS: this time has passed.
+    /// listens: some process of the server listens on a TCP port, or for half a second on a Unix
+    /// socket and on no TCP port. tcp:PORT: this port is listened on. tcp:HOST:PORT and unix:PATH:
+    /// a connection succeeds. cmd:COMMAND: this command succeeds. sleep:SECONDS: this time has
+    /// passed.
     #[arg(long, value_name = "PROBE", default_value = "listens")]
     ready: Ready,
 
