@@ -1179,10 +1179,37 @@ def short_becomes(host, port, count, number="0"):
     os.execv(sys.executable, [sys.executable, "-S", __file__, "short_inherited"] + rest)
 
 
+def short_late(host, port, forks=""):
+    """A short connection that begins after SIGUSR1 and goes on in another program. Prints whether
+    it is on a used carrier."""
+    signal.alarm(SILENCE_MAX)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    for early in range(40):
+        one_short(host, int(port), "client_first", early, "", 30)
+    sock = socket.socket()
+    sock.setblocking(False)
+    sock.set_inheritable(True)
+    print("ready", flush=True)
+    signal.sigwait([signal.SIGUSR1])
+    number = os.fstat(sock.fileno()).st_ino
+    error = sock.connect_ex((host, int(port)))
+    assert error == errno.EINPROGRESS, error
+    # Another socket has taken the place of the program's.
+    is_used = os.fstat(sock.fileno()).st_ino != number
+    print("used" if is_used else "new", flush=True)
+    child = os.fork() if forks else 0
+    if child == 0:
+        inherits = ["short_inherited", str(sock.fileno())]
+        os.execv(sys.executable, [sys.executable, "-S", __file__] + inherits)
+    assert os.waitpid(child, 0)[1] == 0
+    sock.close()
+
+
 SHORT_NEAR = "10.84.0.2"
 
 
 def short_inherited(fd, host="", port="", count="0"):
+    print("inherited", flush=True)
     sock = socket.socket(fileno=int(fd))
     sock.settimeout(30)
     select.select([], [sock], [], 30)

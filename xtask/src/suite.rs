@@ -581,6 +581,7 @@ const ABOUT_PROGRAMS: &[&str] = &[
     "short_opens::client_lives_on_when_the_adapter_is_killed_with_its_carriers",
     "short_opens::connections_on_used_carriers_survive_a_fork_before_their_answer",
     "short_opens::connections_on_used_carriers_survive_an_exec_before_their_answer",
+    "short_opens::connections_on_used_carriers_survive_an_exec_while_the_adapter_is_stopped",
     "short_opens::first_bytes_of_a_server_reach_a_program_on_used_carriers",
     "short_opens::no_carrier_of_a_client_is_used_again_where_the_option_says_off",
 ];
@@ -605,6 +606,7 @@ const ABOUT_CALLS_AND_COMMANDS: &[&str] = &[
     "servers::wrk_and_curl_load_a_remote_nginx",
     "short::no_carrier_of_the_engine_is_used_again_where_the_option_says_off",
     "short_opens::connections_on_used_carriers_survive_an_exec_before_their_answer",
+    "short_opens::connections_on_used_carriers_survive_an_exec_while_the_adapter_is_stopped",
     "short_opens::no_carrier_of_a_client_is_used_again_where_the_option_says_off",
 ];
 

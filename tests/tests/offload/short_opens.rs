@@ -100,6 +100,27 @@ fn connections_on_used_carriers_survive_an_exec_before_their_answer() {
     stage.until_reused(&["short_becomes", FAR, "7989", "20"], 50);
 }
 
+/// The engine's answer comes only after the exec.
+#[test]
+fn connections_on_used_carriers_survive_an_exec_while_the_adapter_is_stopped() {
+    let Some(mut stage) = Stage::set(&[]) else {
+        return;
+    };
+    let _server = stage.far_server(&["short_server", "7981"]);
+    for forks in ["", "forks"] {
+        let was_used = (0..10).any(|_| {
+            let client = stage.near("client", &["short_late", FAR, "7981", forks]);
+            await_word(&client, "ready");
+            stage.toehold.adapter().signal(libc::SIGSTOP);
+            client.signal(libc::SIGUSR1);
+            await_word(&client, "inherited");
+            stage.toehold.adapter().signal(libc::SIGCONT);
+            ok(client).contains("used")
+        });
+        assert!(was_used, "{}", stage.toehold.status());
+    }
+}
+
 /// Refusals look as on the kernel. A carrier that reports a refusal ends with it.
 #[test]
 fn refusals_are_reported_beside_used_carriers() {

@@ -189,7 +189,7 @@ impl Connection {
     }
 
     #[inline]
-    fn end_in(&self, region: *mut u8) -> End<'static> {
+    pub(crate) fn end_in(&self, region: *mut u8) -> End<'static> {
         let side = self.entry.side.load(Ordering::Relaxed).masked(1) as usize;
         // SAFETY: a region is given up only by `release::release` and `leaving::finish`, under both
         // direction locks and while nobody is inside. It stays mapped then, or its addresses do,

@@ -114,6 +114,11 @@ impl Words {
         self.made_ns.load(Ordering::Relaxed) != 0
     }
 
+    /// The connection goes on without the carrier: it is an ordinary one from here on.
+    pub(super) fn end_carrier(&self) {
+        clear!(self: may_park, made_ns);
+    }
+
     /// Our port, of a carrier that we have accepted.
     pub(crate) fn local_port(&self) -> u16 {
         self.local_port.load(Ordering::Relaxed) as u16

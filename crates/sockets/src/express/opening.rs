@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use toehold_channel::express::Event;
 use toehold_channel::offload::Address;
-use toehold_channel::table::FLAG_ASKED;
+use toehold_channel::table::{FLAG_ASKED, FLAG_PINNED};
 
 use super::carriers::{self, Role};
 use super::destinations::Destination;
@@ -90,12 +90,13 @@ fn begins_seed(now: u64) -> bool {
     is_due || published::are_all_chosen()
 }
 
-/// The engine has connected. No lock is held.
-pub(crate) fn answered(connection: &Connection) {
-    if connection.local.express.is_carrier() {
+/// The engine has connected, on a used carrier if `is_on_used`. No lock is held.
+pub(crate) fn answered(connection: &Connection, is_on_used: bool) {
+    if is_on_used {
         return withheld::begin_again(connection);
     }
-    if connection.entry.flags.load(Ordering::Relaxed) & FLAG_ASKED == 0 {
+    let flags = connection.entry.flags.load(Ordering::Relaxed);
+    if flags & (FLAG_ASKED | FLAG_PINNED) != FLAG_ASKED {
         return;
     }
     pairing::consider(connection);

@@ -4,7 +4,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::table::{FLAG_ATTACHED, FLAG_CONNECTING, FLAG_PINNED, FLAG_REFUSED};
+use toehold_channel::table::{FLAG_ATTACHED, FLAG_CONNECTING, FLAG_PINNED, FLAG_REFUSED, Reason};
 
 use super::{turns, unread_watch};
 use crate::connection::Connection;
@@ -54,6 +54,23 @@ pub(crate) fn gives_back(connection: &Connection) -> bool {
     true
 }
 
+/// The connection is about to begin again on a new carrier, before the engine has answered: gives
+/// its channel up for good. The caller holds the receive lock.
+pub(crate) fn give_up(connection: &Connection) {
+    let (entry, local) = (connection.entry, connection.local);
+    let region = local.offered.load(Ordering::Relaxed);
+    if let Some(turn) = turns::turn_of(entry)
+        && !region.is_null()
+    {
+        // The engine opens no connection for a turn that it has not accepted by now.
+        connection.end_in(region).turns().give_up(turn);
+    }
+    connection.pin(Reason::Relayed);
+    // Processes that share the connection have the region withheld, too.
+    entry.flags.fetch_and(!FLAG_ATTACHED, Ordering::Relaxed);
+    local.express.end_carrier();
+}
+
 fn is_withheld(connection: &Connection) -> bool {
     const NOT_NOW: u32 = FLAG_CONNECTING | FLAG_REFUSED | FLAG_PINNED;
     let local = connection.local;
@@ -89,6 +106,20 @@ mod tests {
         drop(held);
         assert!(!gives_back(&connection));
         assert!(!local.attachment.has_region());
+    }
+
+    #[test]
+    fn channel_that_is_given_up_is_not_given_back() {
+        let connection = Connection::of_a_test(-1);
+        let (entry, local) = (connection.entry, connection.local);
+        local.express.made_ns.store(1, Ordering::Relaxed);
+        entry.flags.store(FLAG_ATTACHED, Ordering::Relaxed);
+        let region = memfd::map_private(REGION_BYTES).expect("memory");
+        local.offered.store(region.as_ptr(), Ordering::Relaxed);
+        assert!(is_withheld(&connection));
+        give_up(&connection);
+        assert!(!gives_back(&connection));
+        assert!(!local.attachment.has_region() && !local.express.is_carrier());
     }
 
     #[test]

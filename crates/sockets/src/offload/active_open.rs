@@ -6,19 +6,20 @@ use core::num::{NonZeroU8, NonZeroU32};
 use core::sync::atomic::Ordering;
 
 use libc::{iovec, sockaddr, socklen_t};
-use toehold_channel::offload::{Address, RoutingPage, RuleAction, store_true_ends};
+use toehold_channel::offload::{Address, RoutingPage, RuleAction, store_true_ends, true_ends};
 use toehold_channel::preamble::{ConnectPreamble, PREAMBLE_BYTES};
 use toehold_channel::rendezvous::mapped;
 use toehold_channel::table::{
-    FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_RESULT_UNREPORTED, Reason,
+    FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_RESULT_UNREPORTED, Mode, Reason,
 };
 
 use crate::connection::orderings::OFFLOAD_ACQUIRE;
 use crate::connection::{self, Connection};
 use crate::connection::{closing, pending_errors, tracking};
+use crate::direction::takeover;
 use crate::epoll::membership;
-use crate::express::claiming;
 use crate::express::opening::{self, Opening};
+use crate::express::{claiming, withheld};
 use crate::offload::awaiting::{self, Answer, PAYLOAD_MAX, sleep};
 use crate::offload::{addresses, questions, routing};
 use crate::process::descriptors::{self, Kind};
@@ -177,7 +178,8 @@ pub(super) fn begin(fd: i32, remote: Address, by: &OpeningCall<'_>) -> Result<Pe
             payload = routing_page.has_cookie(remote).then_some(*parts);
         }
     }
-    let carrier = connect_carrier(fd, routing_page.relay_port(), &preamble, payload);
+    let relay_port = routing_page.relay_port();
+    let carrier = connect_carrier_or_forget(fd, relay_port, &preamble, payload);
     let Some(payload) = carrier else {
         sys::disconnect_unreported(fd);
         return Err(Opened::Kernel(Some(Reason::NoRelay)));
@@ -314,17 +316,87 @@ fn track(
     Some(connection)
 }
 
-/// Connects the program's socket to the relay, and sends the preamble and as much of `payload` as
-/// fits. Returns how many bytes of the payload were sent; `None` when the relay has got nothing.
-fn connect_carrier(
+/// Waits for the engine's answer before another program gets the connection, because that program
+/// would not know of a withheld channel. If the answer does not come soon, the connection begins
+/// again on a new carrier: the other program goes on to wait for its answer.
+pub(crate) fn settle_before_exec(connection: &Connection) {
+    const ANSWER_NS: u64 = 1_000_000_000;
+    if !awaiting::is_connecting(connection) || !awaiting::is_on_used(connection) {
+        return;
+    }
+    let news = libc::POLLPRI | libc::POLLRDHUP;
+    sys::wait_for(connection.number(), news, ANSWER_NS);
+    if awaiting::look(connection) != Answer::Pending {
+        return;
+    }
+    let Some(held) = takeover::lock_receiving(connection) else {
+        return;
+    };
+    if !awaiting::is_connecting(connection)
+        || !awaiting::is_on_used(connection)
+        || sys::poll_now(connection.number(), news) != 0
+    {
+        return;
+    }
+    withheld::give_up(connection);
+    let (_, remote) = true_ends(connection.entry);
+    if !begin_again(connection, remote) {
+        awaiting::connect_by_kernel(connection, remote);
+        drop(held);
+        membership::answered(connection);
+    }
+}
+
+/// Begins a connection to `remote` again on a new carrier: its used carrier has no answer. Its
+/// socket stays, so other descriptors and registrations lead to the new carrier. False when the
+/// relay has got nothing. The caller holds the receive lock.
+fn begin_again(connection: &Connection, remote: Address) -> bool {
+    let (entry, fd) = (connection.entry, connection.number());
+    // The engine ends a connection that it is making on the used carrier.
+    sys::disconnect_unreported(fd);
+    let Some(routing_page) = routing::known_routing_page() else {
+        return false;
+    };
+    let preamble = preamble_of(fd, 0, remote);
+    if connect_carrier(fd, routing_page.relay_port(), &preamble, None).is_err() {
+        return false;
+    }
+    entry.rx_carrier.store(0, Ordering::Relaxed);
+    let said = PREAMBLE_BYTES as u64;
+    entry.tx_carrier.store(said, Ordering::Relaxed);
+    for mode in [&entry.rx_mode, &entry.tx_mode] {
+        mode.store(Mode::Carrier as u32, Ordering::Relaxed);
+    }
+    // The port is another one.
+    entry.carrier_key.store(0, Ordering::Relaxed);
+    true
+}
+
+/// As [`connect_carrier`]; `None` instead of an error.
+fn connect_carrier_or_forget(
     fd: i32,
     relay_port: u16,
     preamble: &ConnectPreamble,
     payload: Option<&[iovec]>,
 ) -> Option<usize> {
+    let result = connect_carrier(fd, relay_port, preamble, payload);
+    if result == Err(libc::ECONNREFUSED) {
+        forget_adapter();
+    }
+    result.ok()
+}
+
+/// Connects the program's socket to the relay, and sends the preamble and as much of `payload` as
+/// fits. Returns how many bytes of the payload were sent; an errno when the relay has got nothing.
+fn connect_carrier(
+    fd: i32,
+    relay_port: u16,
+    preamble: &ConnectPreamble,
+    payload: Option<&[iovec]>,
+) -> Result<usize, i32> {
     let flags = sys::fcntl(fd, libc::F_GETFL, 0);
     if flags < 0 {
-        return None;
+        return Err(-flags as i32);
     }
     let flags = flags as usize;
     // Non-blocking, so that a stopped adapter cannot delay the call beyond its limit.
@@ -338,10 +410,7 @@ fn connect_carrier(
         error => Err(-error),
     };
     sys::fcntl(fd, libc::F_SETFL, flags);
-    if result == Err(libc::ECONNREFUSED) {
-        forget_adapter();
-    }
-    result.ok()
+    result
 }
 
 /// Sends the preamble once the carrier is connected, which on loopback is immediate. Returns how

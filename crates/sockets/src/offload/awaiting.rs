@@ -13,7 +13,8 @@ use libc::iovec;
 use toehold_channel::offload::{Address, CarrierKey, Direction, store_true_ends, true_ends};
 use toehold_channel::preamble::PREAMBLE_BYTES;
 use toehold_channel::table::{
-    FLAG_CONNECTING, FLAG_DEFERRED, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_RESULT_UNREPORTED, Reason,
+    FLAG_ATTACHED, FLAG_CONNECTING, FLAG_DEFERRED, FLAG_OFFLOAD, FLAG_PINNED, FLAG_REFUSED,
+    FLAG_RESULT_UNREPORTED, Reason,
 };
 
 use crate::connection::orderings::{OFFLOAD_ACQUIRE, OFFLOAD_RELEASE};
@@ -119,36 +120,17 @@ pub(crate) fn begin_on_used(connection: &Connection, remote: Address) {
     connection.local.attachment.take();
 }
 
-/// True for a connection on a carrier that has served others.
+/// True for a connection on a carrier that has served others, with a channel that is withheld until
+/// the answer comes.
 pub(super) fn is_on_used(connection: &Connection) -> bool {
     connection.local.express.is_carrier()
+        && connection.entry.flags.load(Ordering::Relaxed) & FLAG_ATTACHED != 0
 }
 
 /// Takes over a connection that this process's former program had begun.
 pub(crate) fn take_over(connection: &Connection) {
     if is_connecting(connection) {
         WAITING.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// Waits for the engine's answer before another program gets the connection, because that program
-/// would not know of a withheld channel. A remote that does not answer soon is given up.
-pub(crate) fn end_before_exec(connection: &Connection) {
-    const ANSWER_NS: u64 = 1_000_000_000;
-    if !is_connecting(connection) || !is_on_used(connection) {
-        return;
-    }
-    let news = libc::POLLPRI | libc::POLLRDHUP;
-    sys::wait_for(connection.number(), news, ANSWER_NS);
-    if look(connection) != Answer::Pending {
-        return;
-    }
-    if let Some(_held) = takeover::lock_receiving(connection)
-        && is_connecting(connection)
-    {
-        sys::disconnect_unreported(connection.number());
-        pending_errors::keep(connection, libc::ETIMEDOUT);
-        settle(connection, FLAG_REFUSED);
     }
 }
 
@@ -202,10 +184,10 @@ pub(crate) fn look(connection: &Connection) -> Answer {
             Answer::Settled
         };
     }
-    let fd = connection.number();
-    let seen = sys::poll_now(fd, libc::POLLPRI | libc::POLLRDHUP);
+    let is_on_used = is_on_used(connection);
+    let seen = sys::poll_now(connection.number(), libc::POLLPRI | libc::POLLRDHUP);
     let answer = if seen & libc::POLLPRI != 0 {
-        if is_on_used(connection) {
+        if is_on_used {
             take_doorbells_before_mark(connection);
         }
         take(connection)
@@ -219,7 +201,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
     let answer = answer.or_else(|| is_told.then_some(SILENCE as u8));
     match answer {
         Some(0) => {
-            if is_on_used(connection) {
+            if is_on_used {
                 // Done before any thread may send.
                 let local = connection.local;
                 (local.attachment).put(local.offered.load(Ordering::Relaxed));
@@ -234,35 +216,50 @@ pub(crate) fn look(connection: &Connection) -> Answer {
             // The adapter is gone, and the remote has got nothing, so the kernel may connect
             // instead.
             let (_, remote) = true_ends(entry);
-            sys::disconnect_unreported(fd);
-            if sys::is_nonblocking(fd) {
-                kernel_connect(fd, remote);
-            }
-            entry.rx_carrier.store(0, Ordering::Relaxed);
-            entry.tx_carrier.store(0, Ordering::Relaxed);
-            entry.flags.fetch_and(!FLAG_OFFLOAD, OFFLOAD_RELEASE);
-            entry
-                .reason
-                .store(Reason::NoRelay as u32, Ordering::Relaxed);
-            if is_on_used(connection) {
+            if is_on_used {
                 // Its channel has no other end, and is given up with the connection.
                 connection.pin(Reason::NoRelay);
             }
-            settle(connection, 0);
+            connect_by_kernel(connection, remote);
         }
     }
     drop(held);
-    if answer == Some(0) && !is_on_used(connection) {
+    if answer == Some(0) && !is_on_used {
         liveness::begin(connection);
     }
     membership::answered(connection);
     if answer == Some(0) {
-        opening::answered(connection);
+        opening::answered(connection, is_on_used);
     }
     match answer {
         Some(1..) => Answer::Refused,
         _ => Answer::Settled,
     }
+}
+
+/// The kernel makes the connection instead of the engine, which has made none. The caller holds the
+/// receive lock.
+pub(super) fn connect_by_kernel(connection: &Connection, remote: Address) {
+    let (entry, fd) = (connection.entry, connection.number());
+    sys::disconnect_unreported(fd);
+    if sys::is_nonblocking(fd) {
+        kernel_connect(fd, remote);
+    }
+    entry.rx_carrier.store(0, Ordering::Relaxed);
+    entry.tx_carrier.store(0, Ordering::Relaxed);
+    entry.flags.fetch_and(!FLAG_OFFLOAD, OFFLOAD_RELEASE);
+    entry
+        .reason
+        .store(Reason::NoRelay as u32, Ordering::Relaxed);
+    settle(connection, 0);
+}
+
+/// True when no channel is to be handed on with the connection, because the program was told of
+/// none: the engine has refused it, or it begins on a new carrier.
+pub(crate) fn is_without_channel(connection: &Connection) -> bool {
+    let flags = connection.entry.flags.load(OFFLOAD_ACQUIRE);
+    flags & FLAG_REFUSED != 0
+        || flags & (FLAG_CONNECTING | FLAG_PINNED) == FLAG_CONNECTING | FLAG_PINNED
 }
 
 /// True when the remote may have got bytes of the program before its answer.

@@ -39,7 +39,7 @@ use crate::epoll::membership;
 use crate::express;
 use crate::lock::{self, UNLOCK_RELEASE};
 use crate::memory::{pairs, slabs};
-use crate::offload::awaiting;
+use crate::offload::{active_open, awaiting};
 use crate::process::descriptors::{self, Kind, Recipient};
 use crate::process::{self, family, holders, table};
 use crate::system::{faults, sys};
@@ -238,7 +238,7 @@ pub fn before_exec(follows: bool) -> Departure {
     }
     each_survivor(|connection, is_first| {
         if is_first {
-            awaiting::end_before_exec(connection);
+            active_open::settle_before_exec(connection);
         }
     });
     let mut resumer = Resumer::new();
@@ -342,7 +342,7 @@ fn before_child(each: impl Fn(&Connection)) {
     }
     each_survivor(|connection, is_first| {
         if is_first {
-            awaiting::end_before_exec(connection);
+            active_open::settle_before_exec(connection);
             each(connection);
         }
     });
@@ -603,7 +603,7 @@ fn hand_on(
     let mut record = record_of(connection);
     let attached = local.attachment.has_region();
     let offered = !local.offered.load(Ordering::Relaxed).is_null();
-    if attached || offered {
+    if (attached || offered) && !awaiting::is_without_channel(connection) {
         let pinned = entry.flags.load(Ordering::Relaxed) & FLAG_PINNED != 0;
         if pinned
             || membership::outlives_exec(connection)
