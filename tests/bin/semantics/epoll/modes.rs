@@ -3,7 +3,8 @@
 
 use super::{ADD, ET, IN, MOD, OUT, now, parts, seen, watching};
 use crate::role::{Pair, Role, await_events, fill, receive_all, send_all};
-use crate::sys;
+use crate::sleeper::Sleeper;
+use crate::sys::{self, Fd};
 
 pub(super) fn level(pair: &Pair) {
     let epoll = watching(pair, IN);
@@ -190,18 +191,41 @@ pub(super) fn exclusive(pair: &Pair) {
             // read it.
             let waiters = epolls.map(|epoll| {
                 let fd = pair.fd;
-                std::thread::spawn(move || {
-                    let (found, _) = sys::epoll_wait(epoll, 1, 300);
-                    found.len() == 1 && sys::recv(fd, &mut [0; 1], libc::MSG_DONTWAIT).len() == 1
-                })
+                Sleeper::start(move || reads_one(epoll, fd))
             });
             pair.step();
-            let readers = waiters.map(|waiter| waiter.join().expect("no panic"));
+            while !waiters.iter().any(Sleeper::has_returned) {
+                std::thread::yield_now();
+            }
+            let end = sys::eventfd();
+            sys::write(end, &1u64.to_ne_bytes()).value();
+            for epoll in epolls {
+                sys::epoll_ctl(epoll, ADD, end, IN, END).value();
+            }
+            let readers = waiters.map(Sleeper::result);
             assert_eq!(readers.iter().filter(|read| **read).count(), 1);
+            sys::close(end).value();
         }
         pair.step();
     }
     pair.say("every byte was read once", true);
+}
+
+/// The datum of the event that ends a wait.
+const END: u64 = 9;
+
+/// Waits until there is a byte, and reads it. False when another thread has read it, and ends the
+/// wait.
+fn reads_one(epoll: Fd, fd: Fd) -> bool {
+    loop {
+        let (_, found) = sys::epoll_wait(epoll, 1, -1);
+        if found.iter().any(|(data, _)| *data == END) {
+            return false;
+        }
+        if sys::recv(fd, &mut [0; 1], libc::MSG_DONTWAIT).len() == 1 {
+            return true;
+        }
+    }
 }
 
 pub(super) fn exclusive_refused(pair: &Pair) {
