@@ -41,7 +41,9 @@ fn remotes_can_send_little_to_programs_that_do_not_read() {
         let _reader = idle_reader(&stage, port, before);
         counts.push((name, unread(&stage, port, before)));
     }
-    let before = ["0", "20000000"];
+    // The path is short if one of several round trips was. On a busy host a single one, that of the
+    // handshake, may take the engine many milliseconds.
+    let before = ["10", "20000000"];
     let _reader = idle_reader(&stage, "7805", before);
     let of_reader = unread(&stage, "7805", before);
     println!("{counts:?}, after much: {of_reader}");
