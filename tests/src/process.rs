@@ -4,10 +4,12 @@
 //! Each [`Running`] leads its own process group, so that workers and forked children end with it.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::evidence;
@@ -28,18 +30,22 @@ pub fn copy_program(from: &Path, to: &Path) {
     assert!(copied, "no copy at {}", to.display());
 }
 
-/// Asks `ready` again and again until it says yes or `time_limit` is over; says which.
+/// Asks `ready` again and again until it says yes or `time_limit` is over; says which. The time in
+/// which the host stops this process does not count.
 pub fn wait_until(time_limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    loop {
-        if ready() {
-            return true;
-        }
-        if start.elapsed() > time_limit {
+    /// More than a look and the sleep behind it take, as a rule.
+    const LOOK_MAX: Duration = Duration::from_secs(1);
+    let (mut waited, mut last) = (Duration::ZERO, Instant::now());
+    while !ready() {
+        if waited > time_limit {
             return false;
         }
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
+        let now = Instant::now();
+        waited += (now - last).min(LOOK_MAX);
+        last = now;
     }
+    true
 }
 
 /// Waits for the end of a child.
@@ -197,10 +203,7 @@ impl Running {
     }
 
     fn kill_group(&self) {
-        // SAFETY: kill takes no pointers. The group is the one this child was made leader of; it
-        // cannot have been given to anyone else while one of its members lives, and if none does
-        // the call fails harmlessly.
-        unsafe { libc::kill(-self.child.id().cast_signed(), libc::SIGKILL) };
+        kill_group(self.child.id());
     }
 }
 
@@ -211,6 +214,48 @@ impl Drop for Running {
             let _ = self.child.wait();
         }
     }
+}
+
+/// [`Command::output`] with a limit.
+pub trait OutputInTime {
+    /// Like [`Command::output`], for a command without standard input.
+    ///
+    /// # Errors
+    /// As [`Command::output`].
+    ///
+    /// # Panics
+    /// When the command does not end in time, or a process that it has started keeps one of its
+    /// outputs open; then all of them are killed.
+    fn output_in_time(&mut self) -> io::Result<Output>;
+}
+
+impl OutputInTime for Command {
+    fn output_in_time(&mut self) -> io::Result<Output> {
+        self.stdin(Stdio::null()).stdout(Stdio::piped());
+        let child = self.stderr(Stdio::piped()).process_group(0).spawn()?;
+        let pid = child.id();
+        let (tell, told) = mpsc::channel();
+        // It ends when the command does, or is killed.
+        thread::spawn(move || tell.send(child.wait_with_output()));
+        let mut output = None;
+        let has_ended = wait_until(TIME_LIMIT, || {
+            output = told.recv_timeout(Duration::from_millis(100)).ok();
+            output.is_some()
+        });
+        if !has_ended {
+            let places = evidence::of_group(pid);
+            kill_group(pid);
+            panic!("{self:?} does not end:\n{places}");
+        }
+        output.expect("it has ended")
+    }
+}
+
+fn kill_group(leader: u32) {
+    // SAFETY: kill takes no pointers. The group is the one that this child was made leader of; it
+    // cannot have been given to anyone else while one of its members lives, and if none does the
+    // call fails harmlessly.
+    unsafe { libc::kill(-leader.cast_signed(), libc::SIGKILL) };
 }
 
 /// Runs `command` to its end, bounded, and returns its standard output.
@@ -335,4 +380,21 @@ fn last_lines(text: &str) -> String {
         .iter()
         .map(|line| format!("{line}\n"))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_of_a_command_and_of_its_children_are_returned() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo one; echo no >&2; (echo two) & exit 3"]);
+        let output = command.output_in_time().expect("a shell");
+        assert_eq!(output.stdout, b"one\ntwo\n");
+        assert_eq!(
+            (output.stderr, output.status.code()),
+            (b"no\n".to_vec(), Some(3))
+        );
+    }
 }

@@ -1,7 +1,7 @@
 //! A system adapter for tests, and programs of different users under it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use toehold_network::Namespace;
 
 use crate::host;
-use crate::process::{Running, TIME_LIMIT, copy_program, wait_until};
+use crate::process::{OutputInTime, Running, TIME_LIMIT, copy_program, wait_until};
 
 /// Users that no system has: only their numbers count.
 pub const SERVER: u32 = 60_001;
@@ -180,7 +180,7 @@ impl System {
         let mut command = Command::new(&self.command);
         command.args(["status", "--json", "--adapter", "system"]);
         command.env("TOEHOLD_SYSTEM_DIR", self.system_dir());
-        let output = command.stdin(Stdio::null()).output().expect("toehold runs");
+        let output = command.output_in_time().expect("toehold runs");
         serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
     }
 

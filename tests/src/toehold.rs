@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path as FilePath, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
 
 use serde_json::Value;
@@ -13,7 +13,8 @@ use toehold_adapter::client::{self, ClientError};
 
 use crate::activation::Activation;
 use crate::process::{
-    Running, TIME_LIMIT, copy_program, host_whereabouts, tail, wait_until, whereabouts,
+    OutputInTime, Running, TIME_LIMIT, copy_program, host_whereabouts, tail, wait_until,
+    whereabouts,
 };
 
 /// The option of an adapter that serves all users.
@@ -338,7 +339,7 @@ impl Toehold {
 
     /// Runs a `toehold` subcommand against this adapter; its output, or `None` when it fails.
     pub fn ask(&self, arguments: &[&str]) -> Option<String> {
-        let output = self.asking(arguments).stdin(Stdio::null()).output().ok()?;
+        let output = self.asking(arguments).output_in_time().ok()?;
         output
             .status
             .success()

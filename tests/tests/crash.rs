@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use toehold_e2e::load::Random;
-use toehold_e2e::process::TIME_LIMIT;
+use toehold_e2e::process::{OutputInTime, TIME_LIMIT};
 use toehold_e2e::{Checked, Member, Path, Sides, Toehold, host, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
@@ -241,7 +241,7 @@ fn a_killed_adapter_comes_back_with_the_next_run() {
     assert!(is_dead, "SIGKILL does not kill");
     two.open_connection();
     two.does("talk 100");
-    let run = toehold.command(Path::Direct, "/bin/true").output();
+    let run = toehold.command(Path::Direct, "/bin/true").output_in_time();
     let run = run.expect("it starts");
     let said = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success() && said.is_empty(), "{said}");

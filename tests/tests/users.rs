@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 #[cfg(target_arch = "x86_64")]
 use toehold_e2e::patched::compile_as;
-use toehold_e2e::process::TIME_LIMIT;
+use toehold_e2e::process::{OutputInTime, TIME_LIMIT};
 use toehold_e2e::system::{CLIENT, SERVER, STRANGER, System};
 use toehold_e2e::{Running, Toehold, host, toehold, wait_until};
 
@@ -84,7 +84,7 @@ fn static_programs_are_patched_by_a_command_that_has_capabilities() {
     let line = "exec \"$0\" run -- \"$1\"";
     let mut command = host.toehold_as(CLIENT, &["run", "--path", "host", "--", "sh", "-c", line]);
     command.arg(host.command()).arg(&says);
-    let output = command.output().expect("it runs");
+    let output = command.output_in_time().expect("it runs");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.starts_with("patched 1 "), "{said}{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
@@ -166,7 +166,10 @@ fn a_stranger_learns_and_changes_nothing() {
         &["detach", "all", "--adapter", "system"],
         &["detach", &pid, "--adapter", "system"],
     ] {
-        let output = host.toehold_as(STRANGER, words).output().expect("runs");
+        let output = host
+            .toehold_as(STRANGER, words)
+            .output_in_time()
+            .expect("runs");
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(!said.contains("127.0.0.1"), "{words:?}: {said}");
         assert!(
@@ -336,7 +339,10 @@ fn live_channels_are_shown_without_the_adapter_that_made_them() {
     host.assert_in_memory(&pair, "without an adapter");
     // A user sees only the user's own programs.
     let words = ["status", "--json", "--adapter", "system"];
-    let output = host.toehold_as(SERVER, &words).output().expect("runs");
+    let output = host
+        .toehold_as(SERVER, &words)
+        .output_in_time()
+        .expect("runs");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
         said.contains(&format!("\"pid\":{}", pair[0].pid())),
@@ -461,7 +467,10 @@ fn a_user_s_own_adapter_pairs_with_nobody_else() {
     };
     let program = host.program().to_string_lossy().into_owned();
     let words = ["run", "--adapter", "user", "--", &program, "--help"];
-    let output = host.toehold_as(STRANGER, &words).output().expect("runs");
+    let output = host
+        .toehold_as(STRANGER, &words)
+        .output_in_time()
+        .expect("runs");
     let own = host.home(STRANGER).join("toehold/adapter.sock");
     assert!(own.exists(), "{}", String::from_utf8_lossy(&output.stderr));
     stop_adapter_of(&host, STRANGER);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use toehold_e2e::patched::{compile, compile_as};
+use toehold_e2e::process::OutputInTime;
 use toehold_e2e::{Toehold, host};
 
 use crate::executed::{check_children_behind, executables};
@@ -34,7 +35,7 @@ fn in_container(words: &[&Path], run: &Command) -> Command {
 
 /// The output of a command, and its standard error for a failure.
 fn said(command: &mut Command) -> (String, String) {
-    let output = command.output().expect("it runs");
+    let output = command.output_in_time().expect("it runs");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (text(&output.stdout), text(&output.stderr))
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use toehold_e2e::patched::{Waiting, compile, compile_as};
+use toehold_e2e::process::OutputInTime;
 use toehold_e2e::toehold::Path as OnPath;
 use toehold_e2e::{Toehold, host};
 
@@ -40,7 +41,7 @@ pub(crate) fn check_children_behind(words: &[&str], parent: &Path, executables: 
         unreachable!("there is a program");
     };
     let run = |mut command: Command| {
-        let output = command.args(rest).args(executables).output();
+        let output = command.args(rest).args(executables).output_in_time();
         let output = output.expect("runs");
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{}: {errors}", output.status);
@@ -130,7 +131,11 @@ fn a_program_under_a_debugger_or_in_another_namespace_is_not_patched() {
     let mut command = toehold.patched("sh");
     // The first child of a namespace is its init: a helper would be a strange process there.
     let line = "strace -o /dev/null \"$0\"; unshare -U -r -p \"$0\"; \"$0\"";
-    let output = command.args(["-c", line]).arg(says).output().expect("runs");
+    let output = command
+        .args(["-c", line])
+        .arg(says)
+        .output_in_time()
+        .expect("runs");
     let said = String::from_utf8_lossy(&output.stdout);
     let words = said.lines().filter_map(|line| line.split_once(" desc"));
     let wanted = [
@@ -152,7 +157,7 @@ fn a_program_that_names_its_tracer_names_it_again_after_the_helper() {
     let [says, ..] = executables(directory.path());
     let program = compile_as("names", directory.path(), "cc", &["-O2"], "names.c");
     let said = |command: &mut Command| {
-        let output = command.arg(&says).output().expect("runs");
+        let output = command.arg(&says).output_in_time().expect("runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let toehold = Toehold::start();
@@ -185,7 +190,7 @@ fn valgrind_is_not_patched_and_its_program_has_the_library_once() {
         // valgrind makes up the one file for its program; the other is the kernel's.
         let line = "grep -c libtoehold.so /proc/$$/maps /proc/self/maps";
         command.args(["-q", "/bin/sh", "-c", line]);
-        let output = command.output().expect("runs");
+        let output = command.output_in_time().expect("runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let patched = mappings(toehold.patched("valgrind"));
@@ -207,13 +212,13 @@ fn a_dynamic_linker_that_is_run_by_hand_is_not_patched() {
     let mut command = toehold.patched(LINKER);
     // The linker preloads the library itself.
     let read = ["/bin/grep", "-c", "libtoehold.so", "/proc/self/maps"];
-    let output = command.args(read).output().expect("runs");
+    let output = command.args(read).output_in_time().expect("runs");
     assert_eq!(output.stderr, b"");
     let mappings = String::from_utf8_lossy(&output.stdout);
     let plain = toehold
         .command(OnPath::Direct, read[0])
         .args(&read[1..])
-        .output()
+        .output_in_time()
         .expect("runs");
     assert_eq!(mappings, String::from_utf8_lossy(&plain.stdout));
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use toehold_e2e::patched::{Waiting, compile_as};
+use toehold_e2e::process::OutputInTime;
 use toehold_e2e::{Toehold, host};
 
 use crate::unpatched::{said_by_status, without};
@@ -210,7 +211,9 @@ fn another_library_whose_calls_go_past_libc_stays_on_the_kernel_and_status_says_
             assert_eq!(one.value["reason"], reason, "{one:?}");
         }
         // The reason is given for a connection that the library has not seen.
-        let explained = toehold.asking(&["explain", "program", ":1"]).output();
+        let explained = toehold
+            .asking(&["explain", "program", ":1"])
+            .output_in_time();
         let explained = String::from_utf8(explained.expect("it runs").stderr).expect("text");
         assert!(explained.contains(&told), "{explained}");
         assert_eq!(patched.end(), plain);

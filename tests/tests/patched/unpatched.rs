@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use toehold_e2e::patched::{Waiting, compile, compile_as, compile_static_threads};
+use toehold_e2e::process::OutputInTime;
 use toehold_e2e::{Toehold, host};
 
 use crate::shared;
@@ -163,7 +164,10 @@ fn a_program_that_the_kernel_does_not_execute_is_a_failure_after_one_sentence() 
     let writer = writer.expect("ours");
     // The helper works meanwhile.
     for _ in 0..50 {
-        let output = toehold.patched(&program).output().expect("toehold runs");
+        let output = toehold
+            .patched(&program)
+            .output_in_time()
+            .expect("toehold runs");
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(126), "{output:?}");
         assert_eq!(said.lines().count(), 1, "{said}");
@@ -199,7 +203,7 @@ fn a_library_that_is_mapped_in_part_is_taken_back() {
         &["-O2", "-w", "-static"],
         "started.c",
     );
-    let plain = Command::new(&program).output().expect("it runs");
+    let plain = Command::new(&program).output_in_time().expect("it runs");
     let toehold = Toehold::start();
     let (_, library) = toehold.files();
     // From this directory the library can be opened and read, but its code cannot be mapped.
@@ -211,7 +215,10 @@ fn a_library_that_is_mapped_in_part_is_taken_back() {
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", script, "sh"]);
     command.arg(mount).arg(library).arg(run.get_program());
-    let output = command.args(run.get_args()).output().expect("it runs");
+    let output = command
+        .args(run.get_args())
+        .output_in_time()
+        .expect("it runs");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("Operation not permitted"), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
