@@ -94,7 +94,9 @@ impl Diag {
         let (local, remote) = tuple.spoken()?;
         let number = entropy::bits().ok()?[0] as u32;
         let request = question_about(local, remote, cookie).bytes(number, libc::NLM_F_REQUEST);
-        self.answer(&request, number, |reply| parse(reply, cookie))
+        self.answer(&request, number, |reply| {
+            parse(reply, cookie, (local, remote))
+        })
     }
 
     /// Asks for one socket, and reads the answer.
@@ -242,11 +244,15 @@ fn spelled(ip: IpAddr) -> [u8; 16] {
     bytes
 }
 
-/// The inode in a `struct inet_diag_msg` of the established socket with that cookie.
-fn parse(reply: &[u8], cookie: u64) -> Option<u64> {
+/// The inode in a `struct inet_diag_msg` of the established socket with that cookie between `ends`.
+/// A client that uses the socket of a [`Diag`], too, may ask about others of its sockets by the
+/// number of our request.
+fn parse(reply: &[u8], cookie: u64, ends: (SocketAddr, SocketAddr)) -> Option<u64> {
     let inode = inode_in(reply, TCP_ESTABLISHED)?;
     let its_cookie = reply.get(HEADER_BYTES + COOKIE_AT..)?.get(..8)?;
-    (its_cookie == cookie.to_ne_bytes()).then_some(inode)
+    let its = tcp::parse(reply.get(HEADER_BYTES..)?)?;
+    let is_it = its_cookie == cookie.to_ne_bytes() && (its.local, its.remote) == ends;
+    is_it.then_some(inode)
 }
 
 /// `idiag_cookie`, the last word of the `struct inet_diag_sockid` in it.

@@ -2,8 +2,11 @@
 //!
 //! The adapter does not trust a client's statements about its connection. It asks the kernel for
 //! the addresses, the cookie, the inode and the network namespace of the shown socket, and then
-//! whether exactly that socket is established there. No question waits for the socket's owner, if
-//! there is a witness ([`crate::facts`]) to read the addresses. In a namespace a connection has one
+//! whether exactly that socket is established there. No question waits for the socket's owner: a
+//! witness ([`crate::facts`]) reads the addresses, or, without a witness, the client names them. If
+//! the client names other addresses, the kernel does not find the shown socket's cookie there. (The
+//! calls that tell a socket's addresses wait for the socket's lock, which a `send` of its owner may
+//! hold for ever.) In a namespace a connection has one
 //! socket for each end. So two sockets of one namespace with mirrored addresses that are
 //! established at the same moment are the two ends of one connection. For its own namespace the
 //! adapter uses its own socket for these requests. For another namespace it uses a socket that the
@@ -24,8 +27,7 @@ use crate::facts::{Facts, Witness};
 use crate::listener::{cookie_of, peer_of};
 use crate::memfd;
 use crate::registry::{Address, Tuple};
-use rustix::net::{SocketAddrAny, getpeername, getsockname};
-use std::net::SocketAddr;
+use rustix::net::getpeername;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use toehold_channel::table::Reason;
 
@@ -42,14 +44,15 @@ pub(crate) struct Proved {
     pub(crate) peer_uid: Option<u32>,
 }
 
-/// Examines a shown descriptor, and returns what it proves. `own` answers for our namespace,
-/// `shown_diag` for the namespace that the client has shown. `shown` is closed before those
-/// requests, because it would keep the connection of a killed program open.
+/// Examines a shown descriptor, and returns what it proves. `said` are the addresses that the
+/// client names: its own and the remote one. `own` answers for our namespace, `shown_diag` for the
+/// namespace that the client has shown. `shown` is closed before those requests, because it would
+/// keep the connection of a killed program open.
 ///
 /// # Errors
 /// The reason why the socket proves nothing: the reason that the library reports.
 pub(crate) fn examine(
-    shown: OwnedFd,
+    (shown, said): (OwnedFd, [Address; 2]),
     own: &Diag,
     shown_diag: Option<&Diag>,
     witness: Option<&Witness>,
@@ -73,7 +76,7 @@ pub(crate) fn examine(
             let seen = witness.remember(socket, cookie).ok_or(Reason::NoProof)?;
             (seen.ends.ok_or(Reason::Closing)?, seen.facts)
         }
-        None => (ends_by_calls(socket)?, None),
+        None => (said, None),
     };
     drop(shown);
     let [local, remote] = ends;
@@ -145,31 +148,41 @@ fn speaking_of<'a>(
     }
 }
 
-/// The addresses of a socket, by system calls. They wait for the socket's lock, which a `send` of
-/// the socket's owner may hold for ever. An adapter without a witness has no other way.
-fn ends_by_calls(socket: BorrowedFd<'_>) -> Result<[Address; 2], Reason> {
-    let closing = |_| Reason::Closing;
-    let local = getsockname(socket).map_err(closing)?;
-    let remote = getpeername(socket).map_err(closing)?;
-    match (address(local), remote.and_then(address)) {
-        (Some(local), Some(remote)) => Ok([local, remote]),
-        _ => Err(Reason::NotTcp),
-    }
-}
-
-/// An address as the registry has it; nothing when it is neither IPv4 nor IPv6.
-fn address(any: SocketAddrAny) -> Option<Address> {
-    SocketAddr::try_from(any).ok().map(Address::from)
-}
-
 #[cfg(test)]
 mod tests {
     use super::{examine as examine_owned, *};
-    use std::net::{Ipv6Addr, TcpListener, TcpStream, UdpSocket};
+    use rustix::net::{SocketAddrAny, getsockname};
+    use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 
     fn examine(shown: BorrowedFd<'_>, own: &Diag, other: Option<&Diag>) -> Result<Proved, Reason> {
+        examine_saying(shown, ends_of(shown), own, other)
+    }
+
+    fn examine_saying(
+        shown: BorrowedFd<'_>,
+        said: [Address; 2],
+        own: &Diag,
+        other: Option<&Diag>,
+    ) -> Result<Proved, Reason> {
         let copy = shown.try_clone_to_owned().expect("a descriptor");
-        examine_owned(copy, own, other, None)
+        examine_owned((copy, said), own, other, None)
+    }
+
+    /// The addresses of a socket, as its program names them: zeros where there are none.
+    fn ends_of(socket: BorrowedFd<'_>) -> [Address; 2] {
+        let address = |any: Option<SocketAddrAny>| {
+            let any = any.and_then(|any| SocketAddr::try_from(any).ok());
+            any.map_or(
+                Address::Internet {
+                    ip: [0; 16],
+                    port: 0,
+                },
+                Address::from,
+            )
+        };
+        let local = getsockname(socket).ok();
+        let remote = getpeername(socket).ok().flatten();
+        [address(local), address(remote)]
     }
 
     fn connection(address: &str) -> (TcpListener, TcpStream, TcpStream) {
@@ -245,6 +258,29 @@ mod tests {
         let (other, _) = listener.accept().expect("accepted");
         assert_eq!(examine(one.as_fd(), &diag, None), Err(Reason::Closing));
         assert!(examine(other.as_fd(), &diag, None).is_ok());
+    }
+
+    #[test]
+    fn other_addresses_than_the_socket_s_prove_nothing() {
+        let diag = Diag::open().expect("sock_diag");
+        let (_listener, one, other) = connection("127.0.0.1:0");
+        let (_listener, unrelated, _its_other_end) = connection("127.0.0.1:0");
+        let [local, remote] = ends_of(one.as_fd());
+        let unknown = Address::Internet {
+            ip: [0; 16],
+            port: 0,
+        };
+        for said in [
+            [remote, local],
+            ends_of(unrelated.as_fd()),
+            [local, unknown],
+            [unknown, remote],
+            [unknown; 2],
+        ] {
+            let proved = examine_saying(one.as_fd(), said, &diag, None);
+            assert_eq!(proved, Err(Reason::Closing), "{said:?}");
+        }
+        assert!(examine_saying(other.as_fd(), [remote, local], &diag, None).is_ok());
     }
 
     #[test]

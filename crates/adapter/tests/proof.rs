@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use support::children::Child;
 use support::sockets::{connection, diag};
-use support::{Adapter, FakeLibrary, LONG, Scratch};
+use support::{Adapter, FakeLibrary, LONG, Scratch, naming};
 use toehold_adapter::wire;
 use toehold_channel::rendezvous::{Kind, Message, mapped};
 use toehold_channel::table::Reason;
@@ -165,7 +165,7 @@ fn addresses_that_are_only_said_claim_nothing() {
     let (dead, gone) = connection();
     drop(gone);
     let mut shown: Vec<(OwnedFd, Reason)> = vec![
-        (unrelated.into(), Reason::NoPartner),
+        (unrelated.into(), Reason::Closing),
         (listener.into(), Reason::Closing),
         (unix.into(), Reason::NoPartner),
         (syn_sent(), Reason::Closing),
@@ -232,6 +232,7 @@ fn a_process_learns_the_inode_of_its_own_listener_only() {
             listener: named,
             ..Message::new(Kind::Pair)
         };
+        let ask = naming(server.as_fd(), ask);
         wire::send(server_s.socket.as_fd(), &ask, &[server.as_fd()]).expect("sent");
         client_s.pair_showing(false, client.as_fd());
         for library in [&client_s, &server_s] {

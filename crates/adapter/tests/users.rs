@@ -445,10 +445,33 @@ fn a_socket_whose_lock_its_program_holds_keeps_nobody_waiting() {
     };
     let (one, other) = connection();
     let [server, client] = [SERVER, CLIENT].map(|uid| library(&scratch, uid));
+    let request = client.request(false, one.as_fd());
     with_lock_held(&one, page, || {
-        as_user(CLIENT, || client.pair_showing(false, one.as_fd()));
+        as_user(CLIENT, || {
+            wire::send(client.socket.as_fd(), &request, &[one.as_fd()]).expect("sent");
+        });
         assert_answers(&scratch);
         as_user(SERVER, || server.pair_showing(true, other.as_fd()));
+        assert_answers(&scratch);
+        assert_eq!(server.offer().message.pair, client.offer().message.pair);
+    });
+}
+
+/// As above, of an adapter that reads no facts inside the kernel.
+#[test]
+fn a_socket_whose_lock_its_program_holds_keeps_a_user_s_adapter_from_nothing() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let Some(page) = StuckPage::new() else {
+        return;
+    };
+    let (one, other) = connection();
+    let [server, client] = [(); 2].map(|()| FakeLibrary::new(&scratch.path()));
+    let request = client.request(false, one.as_fd());
+    with_lock_held(&one, page, || {
+        wire::send(client.socket.as_fd(), &request, &[one.as_fd()]).expect("sent");
+        assert_answers(&scratch);
+        server.pair_showing(true, other.as_fd());
         assert_answers(&scratch);
         assert_eq!(server.offer().message.pair, client.offer().message.pair);
     });

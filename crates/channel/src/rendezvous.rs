@@ -71,8 +71,8 @@ pub struct Message {
     pub listener: u64,
     /// `Engine`, from the adapter: second half of the client token.
     pub cookie: u64,
-    /// `Listen`, `Liveness`, and `Pair` of an engine's thread: local address; IPv4 as an
-    /// IPv4-mapped IPv6 address.
+    /// `Listen`, `Liveness`, and `Pair` of a TCP connection: local address; IPv4 as an IPv4-mapped
+    /// IPv6 address.
     pub local: [u8; 16],
     /// Remote address, in the form of the local one.
     pub remote: [u8; 16],

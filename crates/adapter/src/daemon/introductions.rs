@@ -96,7 +96,7 @@ impl Daemon {
                 drop(shown);
                 Err(Reason::OverQuota)
             }
-            Some(shown) => self.prove(id, shown),
+            Some(shown) => self.prove(id, message, shown),
             None => Ok(Proved {
                 tuple: tuple_of(message, self.diag.as_ref().map_or(0, Diag::namespace)),
                 cookie: 0,
@@ -163,12 +163,14 @@ impl Daemon {
         })
     }
 
-    fn prove(&self, id: ClientId, shown: OwnedFd) -> Result<Proved, Reason> {
+    fn prove(&self, id: ClientId, message: &Message, shown: OwnedFd) -> Result<Proved, Reason> {
         let own = self.diag.as_ref().ok_or(Reason::NoProof)?;
+        let Tuple { local, remote, .. } = tuple_of(message, own.namespace());
         let shown_diag = self
             .clients
             .get(&id)
             .and_then(|client| client.diag.as_ref());
+        let shown = (shown, [local, remote]);
         proof::examine(shown, own, shown_diag, self.proving.witness())
     }
 

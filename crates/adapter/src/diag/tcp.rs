@@ -134,7 +134,7 @@ pub(super) const TCPDIAG_GETSOCK: u16 = 18;
 const STATES_AT: usize = HEADER_BYTES + 4 + 48;
 
 /// `struct inet_diag_msg`.
-fn parse(body: &[u8]) -> Option<TcpSocket> {
+pub(super) fn parse(body: &[u8]) -> Option<TcpSocket> {
     let is_v4 = *body.first()? == libc::AF_INET as u8;
     let word = |at: usize| -> Option<[u8; 4]> { body.get(at..at + 4)?.try_into().ok() };
     let address = |port_at: usize, ip_at: usize| -> Option<SocketAddr> {
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsFd, AsRawFd};
     use std::os::unix::fs::MetadataExt;
 
     fn inode_of(socket: &impl AsRawFd) -> u64 {
@@ -227,6 +227,26 @@ mod tests {
 
     fn address_of(socket: &TcpStream) -> SocketAddr {
         socket.local_addr().expect("an address")
+    }
+
+    /// A client that has the socket, too, may have made the kernel send it.
+    #[test]
+    fn an_answer_about_other_addresses_is_none() {
+        let diag = Diag::open().expect("sock_diag");
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let (_listener, client, server) = connection(address);
+            let ends = [&client, &server].map(address_of);
+            let cookie = crate::listener::cookie_of(client.as_fd(), libc::SO_COOKIE);
+            let cookie = cookie.expect("a cookie");
+            let question = question_about(ends[0], ends[1], cookie);
+            let answer = diag.ask_once(&question, |answer| Some(answer.to_vec()));
+            let answer = answer.expect("the kernel answers");
+            let inode_between =
+                |local, remote| super::super::parse(&answer, cookie, (local, remote));
+            assert_eq!(inode_between(ends[0], ends[1]), Some(inode_of(&client)));
+            assert_eq!(inode_between(ends[1], ends[0]), None);
+            assert_eq!(inode_between(ends[0], ends[0]), None);
+        }
     }
 
     #[test]

@@ -9,10 +9,12 @@ pub(crate) mod scene;
 pub(crate) mod sockets;
 pub(crate) mod stuck;
 
+use rustix::net::{getpeername, getsockname};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -28,7 +30,7 @@ use toehold_channel::layout::{
     Control, PAIR_BYTES, PAIR_MAGIC, REGION_MAGIC, SLAB_BYTES, place_in_slab, slab_of,
 };
 use toehold_channel::rendezvous::{
-    DOORBELLS_ATTACHED, Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED,
+    DOORBELLS_ATTACHED, Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED, mapped,
 };
 use toehold_channel::table::{
     COMMAND_NONE, COMMAND_SPARE, Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, TABLE_BYTES, Table,
@@ -348,6 +350,17 @@ impl FakeLibrary {
         self.ask_showing(end, sockets::of(end.local_port, end.remote_port));
     }
 
+    /// Opens an entry. Returns the request for a partner that the library would send with `shown`.
+    pub(crate) fn request(&self, accepted: bool, shown: BorrowedFd<'_>) -> Message {
+        let (entry, generation) = self.table.open(0, accepted);
+        let request = Message {
+            entry,
+            generation,
+            ..Message::new(Kind::Pair)
+        };
+        naming(shown, request)
+    }
+
     /// Opens an entry and asks for a partner, with a descriptor.
     pub(crate) fn pair_showing(&self, accepted: bool, shown: BorrowedFd<'_>) -> FakeEnd {
         let (entry, generation) = self.table.open(0, accepted);
@@ -363,7 +376,8 @@ impl FakeLibrary {
 
     /// Asks for a partner of an end, and shows a descriptor as its socket.
     pub(crate) fn ask_showing(&self, end: FakeEnd, shown: BorrowedFd<'_>) {
-        wire::send(self.socket.as_fd(), &pair_message(end), &[shown]).expect("sent");
+        let message = naming(shown, pair_message(end));
+        wire::send(self.socket.as_fd(), &message, &[shown]).expect("sent");
     }
 
     /// Reports that the connection of an end is gone.
@@ -498,6 +512,23 @@ impl FakeLibrary {
         assert_eq!(offer.control().magic.load(Ordering::Relaxed), REGION_MAGIC);
         offer
     }
+}
+
+/// A message that names the addresses of a TCP socket, as the library's do.
+pub(crate) fn naming(socket: BorrowedFd<'_>, mut message: Message) -> Message {
+    let ends = (getsockname(socket).ok(), getpeername(socket).ok().flatten());
+    if let (Some(Ok(local)), Some(Ok(remote))) = (
+        ends.0.map(SocketAddr::try_from),
+        ends.1.map(SocketAddr::try_from),
+    ) {
+        let ip = |address: SocketAddr| match address.ip() {
+            IpAddr::V4(v4) => mapped(v4.octets()),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        (message.local, message.local_port) = (ip(local), local.port());
+        (message.remote, message.remote_port) = (ip(remote), remote.port());
+    }
+    message
 }
 
 pub(crate) fn pair_message(end: FakeEnd) -> Message {

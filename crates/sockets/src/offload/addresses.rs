@@ -7,7 +7,7 @@ use toehold_channel::rendezvous::mapped;
 use crate::system::{faults, sys};
 
 /// A socket's own address, from the kernel.
-pub(super) fn local(fd: i32) -> Option<Address> {
+pub(crate) fn local(fd: i32) -> Option<Address> {
     of_storage(&sys::socket_address(fd, false).ok()?)
 }
 
@@ -41,7 +41,7 @@ fn takes_a_port(fd: i32, told: Address) -> bool {
 }
 
 /// The address of a socket's other end, from the kernel.
-pub(super) fn remote(fd: i32) -> Option<Address> {
+pub(crate) fn remote(fd: i32) -> Option<Address> {
     of_storage(&sys::socket_address(fd, true).ok()?)
 }
 

@@ -37,6 +37,7 @@ use crate::direction::switching;
 use crate::epoll::membership;
 use crate::express::withheld;
 use crate::lock;
+use crate::offload::addresses;
 use crate::process::{self, holders};
 use crate::system::{errno, sys};
 use crate::transfer::host_call::is_gone;
@@ -268,6 +269,14 @@ fn describe(connection: &Connection) -> Result<Message, Reason> {
     message.generation = connection.channel_generation();
     message.pid = process::pid();
     message.slot = process::forks();
+    if Carrier::of(connection) == Carrier::Tcp
+        && let (Some(local), Some(remote)) = (addresses::local(fd), addresses::remote(fd))
+    {
+        // The adapter compares them with the kernel's list of sockets. It does not ask the socket:
+        // that would wait for a `send` that holds the socket's lock.
+        (message.local, message.local_port) = (local.ip, local.port);
+        (message.remote, message.remote_port) = (remote.ip, remote.port);
+    }
     let is_parked = !connection.local.parked.load(Ordering::Relaxed).is_null();
     message.side = u32::from(is_parked);
     Ok(message)
