@@ -13,8 +13,11 @@
 //! There are five deviations. First, a round with much loss lowers the bound on bytes in flight in
 //! every state, not only while the flow probes. Otherwise a flow left a quarter to CUBIC, because
 //! CUBIC's queue makes the round trip look longer. Second, if losses continue although the flow
-//! yields, the competitor ignores loss ([`competition`]). To yield would leave it
-//! everything, so no loss bounds the flow any more, and it probes as often as BBR's first version.
+//! yields, the competitor ignores loss ([`competition`]). To yield would leave it everything, so no
+//! loss bounds the flow any more, and it probes as often as BBR's first version ([`Conduct`]).
+//! Until that version gives way for the first time, the flow has less than its share. So its Down
+//! ends after a round, and its Up doubles the rate, with a window of 2.5 products of bandwidth and
+//! round trip. Later its Up has 2 products instead of 2.25, or it would get more than its share.
 //! Third, once much was lost, the window between two probes is 1.6 products of bandwidth and round
 //! trip instead of 2: with 2, the flow would keep a full product in the queue, which is all of a
 //! buffer of that size. Fourth, bytes whose acknowledgements are gathered (section 5.5.9) count
@@ -48,6 +51,10 @@ const DOWN_PACING: u64 = 90;
 const UP_PACING: u64 = 125;
 const WINDOW: u64 = 200;
 const UP_WINDOW: u64 = 225;
+/// The probes of a flow that catches up. A probe ends with the first round with much loss, and with
+/// the gains of other probes its window would hardly have grown by then. Not in the draft.
+const CATCH_UP_PACING: u64 = 200;
+const CATCH_UP_WINDOW: u64 = 250;
 /// The window between two probes of a flow that has lost much. Not in the draft.
 const LOSSY_WINDOW: u64 = 160;
 const PROBE_RTT_WINDOW: u64 = 50;
@@ -72,6 +79,9 @@ const FULL_ROUNDS: u8 = 3;
 const RENO_ROUNDS_MAX: u64 = 63;
 /// The first cycle lasts this part of a later one. Not in the draft.
 const FIRST_CYCLE_PARTS: u64 = 3;
+/// BBR's first version gives way so long after its Startup: it probes its round trip every ten
+/// seconds. Not in the draft.
+const CATCH_UP_TIME: Duration = Duration::from_secs(10);
 const PROBE_RTT_AFTER: Duration = Duration::from_secs(5);
 const MIN_RTT_LASTS: Duration = Duration::from_secs(10);
 const PROBE_RTT_TIME: Duration = Duration::from_millis(200);
@@ -91,6 +101,18 @@ enum State {
     Refill,
     Up,
     ProbeRtt,
+}
+
+/// The flow's conduct towards its competitors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Conduct {
+    /// The competitors answer losses, and so does the flow.
+    Yield,
+    /// A competitor ignores losses, and Startup ended less than `CATCH_UP_TIME` ago. The flow
+    /// noticed the competitor late, and has less than its share.
+    CatchUp,
+    /// A competitor ignores losses, and has given way since Startup.
+    Hold,
 }
 
 /// The model. Rates are in bytes per second.
@@ -115,6 +137,7 @@ pub(crate) struct Bbr {
     /// Rounds since the last probe.
     rounds: u64,
     competition: Competition,
+    conduct: Conduct,
     /// The largest rates of the previous cycle and of this one.
     rates: [u64; 2],
     /// Short-term bounds after loss.
@@ -132,6 +155,8 @@ pub(crate) struct Bbr {
     is_full: bool,
     /// The end of the data that was sent in Startup.
     startup_end: Position,
+    /// `CATCH_UP_TIME` after Startup.
+    catch_up_ends_at: Instant,
     min_rtt: Option<Duration>,
     min_rtt_at: Instant,
     /// When the round trip was last probed, or last found shorter without a probe.
@@ -189,6 +214,7 @@ impl Bbr {
             was_limited_by_program: false,
             rounds: 0,
             competition: Competition::new(),
+            conduct: Conduct::Yield,
             rates: [0; 2],
             rate_low: None,
             in_flight_low: None,
@@ -199,6 +225,7 @@ impl Bbr {
             full_rounds: 0,
             is_full: false,
             startup_end: Position::FIRST_BYTE,
+            catch_up_ends_at: now,
             min_rtt: None,
             min_rtt_at: now,
             probed_rtt_at: now,
@@ -281,6 +308,7 @@ impl Bbr {
         if core::mem::take(&mut self.began_idle) && step.rtt.is_some() {
             self.note_probe_by_idling(step.now);
         }
+        self.conduct = self.conduct_at(step.now);
         self.change_state(&step, is_round_over);
         self.window(&step)
     }
@@ -443,6 +471,14 @@ impl Bbr {
         is_probing || self.rounds <= PROBE_LOSS_ROUNDS
     }
 
+    fn conduct_at(&self, now: Instant) -> Conduct {
+        match self.competition.ignores_losses() {
+            false => Conduct::Yield,
+            true if now < self.catch_up_ends_at => Conduct::CatchUp,
+            true => Conduct::Hold,
+        }
+    }
+
     /// The flow yields in vain, and the next probe is due. A flow that probes less often than its
     /// competitor loses a part of its share with each of the competitor's probes.
     fn competes_for_bandwidth(&self) -> bool {
@@ -455,6 +491,7 @@ impl Bbr {
             State::Startup if self.is_full => {
                 self.state = State::Drain;
                 self.startup_end = step.nxt;
+                self.catch_up_ends_at = step.now + CATCH_UP_TIME;
             }
             State::Drain if step.in_flight <= self.product(100) => {
                 self.begin_down(step);
@@ -467,9 +504,12 @@ impl Bbr {
                     .in_flight_high
                     .map(|high| high * KEPT_OF_HEADROOM / 100);
                 let most = most.unwrap_or(u64::MAX).min(self.product(100));
+                // The competitor would take the headroom, so a flow that catches up yields for one
+                // round only.
+                let has_yielded = self.conduct == Conduct::CatchUp && self.rounds > 0;
                 if elapsed >= self.cycle_lasts || self.competes_for_bandwidth() {
                     self.begin_refill(step);
-                } else if step.in_flight <= most {
+                } else if step.in_flight <= most || has_yielded {
                     self.state = State::Cruise;
                 }
             }
@@ -590,7 +630,11 @@ impl Bbr {
     fn window(&self, step: &Step) -> u64 {
         let least = WINDOW_SEGMENTS_MIN * step.mss;
         let gain = match self.state {
-            State::Up => UP_WINDOW,
+            State::Up => match self.conduct {
+                Conduct::Yield => UP_WINDOW,
+                Conduct::CatchUp => CATCH_UP_WINDOW,
+                Conduct::Hold => WINDOW,
+            },
             _ if self.in_flight_high.is_some() => LOSSY_WINDOW,
             _ => WINDOW,
         };
@@ -650,6 +694,7 @@ impl Bbr {
             State::Startup => STARTUP_PACING,
             State::Drain => DRAIN_PACING,
             State::Down => DOWN_PACING,
+            State::Up if self.conduct == Conduct::CatchUp => CATCH_UP_PACING,
             State::Up => UP_PACING,
             State::Cruise | State::Refill | State::ProbeRtt => 100,
         }

@@ -246,6 +246,62 @@ fn losses_bound_no_flow_that_yields_in_vain() {
     assert!(flow.cwnd >= flow.model.product(WINDOW), "{}", flow.cwnd);
 }
 
+/// Beside a competitor that ignores losses, soon after Startup and later.
+fn beside_one_that_ignores_losses() -> [(Flow, Conduct); 2] {
+    [(0, Conduct::CatchUp), (10, Conduct::Hold)].map(|(seconds, conduct)| {
+        let mut flow = cruising();
+        while !flow.model.competition.ignores_losses() {
+            flow.model.note_lost(4 * MSS);
+            flow.round(40 * MSS);
+        }
+        flow.now += Duration::from_secs(seconds);
+        // No ProbeRtt comes between, and the acknowledgements were not gathered.
+        flow.model.min_rtt_at = flow.now;
+        flow.model.probed_rtt_at = flow.now;
+        flow.model.gathered = Gathered::new(flow.now);
+        (flow, conduct)
+    })
+}
+
+/// The competitor has more than its share at first, and would take the headroom.
+#[test]
+fn a_flow_that_catches_up_yields_for_one_round() {
+    for (mut flow, conduct) in beside_one_that_ignores_losses() {
+        flow.model.begin_down(&flow.step(MSS, 0));
+        flow.acknowledge(MSS, 80 * MSS);
+        assert_eq!(flow.model.conduct, conduct);
+        assert_eq!(flow.model.state, State::Down, "{conduct:?}");
+        flow.now += ROUND_TRIP;
+        flow.acknowledge(20 * MSS, 80 * MSS);
+        let is_over = flow.model.state == State::Cruise;
+        assert_eq!(is_over, conduct == Conduct::CatchUp, "{conduct:?}");
+    }
+}
+
+/// With the gains of other probes, a flow had 36 % beside BBR's first version in 15 seconds. If the
+/// window of later probes were larger than two products, it would get up to 73 % in a minute.
+#[test]
+fn a_flow_that_catches_up_probes_for_more_than_one_that_holds_its_share() {
+    for (mut flow, conduct) in beside_one_that_ignores_losses() {
+        flow.model.begin_refill(&flow.step(MSS, 0));
+        flow.model.state = State::Up;
+        flow.cwnd = 200 * MSS;
+        flow.acknowledge(MSS, 40 * MSS);
+        assert_eq!(flow.model.state, State::Up);
+        let (pacing, window) = match conduct {
+            Conduct::CatchUp => (200, 250),
+            _ => (125, 200),
+        };
+        assert_eq!(
+            flow.cwnd,
+            flow.model.product(window) + 3 * MSS,
+            "{conduct:?}"
+        );
+        let rate = flow.model.rate() * pacing / 100 * PACING_MARGIN / 100;
+        assert_eq!(flow.model.pacing_rate(), Some(rate), "{conduct:?}");
+    }
+}
+
 /// Section 5.3.3.6: nothing is lost, but the rate does not grow.
 #[test]
 fn a_probe_ends_when_the_rate_stays_the_same() {
