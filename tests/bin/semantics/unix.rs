@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 
 use crate::Case;
 use crate::role::{Pair, await_events, receive_all, send_all, shown};
+use crate::sleeper::Sleeper;
 use crate::sys::{self, Fd};
 
 pub(crate) const CASES: &[Case] = &[
@@ -44,6 +45,11 @@ pub(crate) const CASES: &[Case] = &[
     Case::unix("kill_with_all_read_is_an_end", read_killed),
     Case::unix("close_is_seen_by_the_very_next_write", next_write),
     Case::unix("shutdown_for_reading_is_seen_by_the_writer", reader_shut),
+    Case::unix("read_by_the_peer_is_an_edge_of_room", read_makes_room),
+    Case::unix(
+        "read_by_the_peer_wakes_another_thread_for_room",
+        read_wakes_for_room,
+    ),
     Case::unix("linger_resets_nothing", linger),
     Case::unix("urgent_byte_is_sent_and_received", urgent),
     Case::unix("connected_socket_is_not_given_up", given_up),
@@ -570,6 +576,56 @@ fn reader_shut(pair: &Pair) {
     let mut bytes = [0; 5];
     receive_all(pair.fd, &mut bytes);
     pair.say("received", shown(&bytes));
+    pair.step();
+}
+
+/// An instance with an edge-triggered registration for bytes and room, whose first edge was told.
+fn edges_of_room(fd: Fd) -> Fd {
+    let epoll = sys::epoll_create();
+    let interest = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET;
+    sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, interest, 7).value();
+    assert_eq!(sys::epoll_wait(epoll, 4, 0).1.len(), 1);
+    epoll
+}
+
+/// The buffer is never full. A program may send a few messages and wait for this edge.
+fn read_makes_room(pair: &Pair) {
+    let instance = (!pair.server()).then(|| edges_of_room(pair.fd));
+    for turn in 0..4 {
+        match instance {
+            None => {
+                pair.step();
+                receive_all(pair.fd, &mut [0; 100]);
+            }
+            Some(epoll) => {
+                send_all(pair.fd, &[b'x'; 100]);
+                pair.step();
+                let timeout_ms = if turn % 2 == 0 { -1 } else { 20_000 };
+                pair.say(
+                    "room",
+                    format!("{:?}", sys::epoll_wait(epoll, 4, timeout_ms)),
+                );
+            }
+        }
+        pair.step();
+        if let Some(epoll) = instance {
+            pair.say("once", format!("{:?}", sys::epoll_wait(epoll, 4, 0)));
+        }
+        pair.step();
+    }
+}
+
+fn read_wakes_for_room(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        receive_all(pair.fd, &mut [0; 100]);
+        return pair.step();
+    }
+    let epoll = edges_of_room(pair.fd);
+    let sleeper = Sleeper::start(move || sys::epoll_wait(epoll, 4, 20_000));
+    send_all(pair.fd, &[b'x'; 100]);
+    pair.step();
+    pair.say("room", format!("{:?}", sleeper.result()));
     pair.step();
 }
 

@@ -80,6 +80,9 @@ pub(crate) struct Local {
     continues: AtomicU64,
     /// First of its epoll registrations, 0 for none.
     pub(crate) registrations: AtomicU32,
+    /// 1 if each read by the peer is an edge for one of them, see
+    /// [`crate::epoll::news::sent_on_unix`].
+    pub(crate) expects_room: AtomicU32,
     /// Held while the list of registrations, or the owner of one of them, changes.
     pub(crate) membership: lock::Private,
     /// The [`crate::adapter::epoch`] in which pairing was asked for.

@@ -86,7 +86,7 @@ fn reset(entry: &Entry, local: &Local) {
     local.attachment.reset();
     local.pair.store(null_mut(), Ordering::Relaxed);
     local.offered.store(null_mut(), Ordering::Relaxed);
-    clear!(local: registrations, asked_epoch, shown_at, shown_epoch, waits);
+    clear!(local: registrations, expects_room, asked_epoch, shown_at, shown_epoch, waits);
     clear!(local: carrier_seen_ns, over_since_ns, shows);
     local.continue_nothing();
     local.express.reset();

@@ -14,6 +14,7 @@ use crate::connection::resets::fault_of_peer;
 use crate::connection::{Connection, HINT_LOOK};
 use crate::connection::{pending_errors, unix};
 use crate::direction;
+use crate::epoll::news;
 use crate::process::table;
 use crate::system::sys;
 
@@ -31,6 +32,9 @@ pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> 
         entry
             .doorbells_suppressed
             .store(suppressed.wrapping_add(1), Ordering::Relaxed);
+    }
+    if connection.local.expects_room.load(Ordering::Relaxed) != 0 {
+        news::sent_on_unix(connection);
     }
     Ok(())
 }

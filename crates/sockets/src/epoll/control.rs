@@ -18,6 +18,7 @@ use crate::epoll::kernel_registrations::modify_kernels;
 use crate::epoll::lists::push_news;
 use crate::epoll::membership::{answered, become_ours, end_quiet, leave, take_members_from_kernel};
 use crate::epoll::nested::control_nested;
+use crate::epoll::news;
 use crate::epoll::registration::{
     ANSWER_EVENTS, CARRIER_EVENTS, LINK_RELEASE, Registration, State, TAG, WRITABLE,
     allocate_registration, armed, find, free_registration, registration, tag, untag,
@@ -71,6 +72,9 @@ pub(crate) fn control(
             Kind::Connection | Kind::Own => None,
         };
     };
+    if matches!(operation, libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) {
+        news::note_interest(&connection, events);
+    }
     let mut known = find(&connection, number, fd);
     if known.is_none() && operation != libc::EPOLL_CTL_ADD {
         known = find_locked(&connection, number, fd);
@@ -249,6 +253,7 @@ impl InKernel {
             .store(connection.generation, Ordering::Relaxed);
         one.on_ready.store(0, Ordering::Relaxed);
         one.rearm();
+        news::note_interest(connection, one.events());
         if is_held {
             self.epoll.ours.fetch_add(1, Ordering::Relaxed);
         }

@@ -8,6 +8,7 @@ use libc::epoll_event;
 use crate::connection::Connection;
 use crate::epoll::instance::{Epoll, epoll};
 use crate::epoll::kernel_registrations::modify_kernels;
+use crate::epoll::news;
 use crate::epoll::registration::{
     LINK_RELEASE, ONESHOT, State, allocate_registration, armed, free_registration, registration,
 };
@@ -133,6 +134,7 @@ pub(crate) fn adopt(connection: &Connection, first: u32) {
             .store(connection.generation, Ordering::Relaxed);
         let once = one.events() & ONESHOT != 0 && is_waited_on;
         one.become_state(if once { State::Once } else { State::Plain });
+        news::note_interest(connection, one.events());
         one.connection.store(connection.index + 1, LINK_RELEASE);
         n = one.next.load(Ordering::Relaxed);
     }

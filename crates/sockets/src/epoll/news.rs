@@ -5,8 +5,11 @@ use core::sync::atomic::Ordering;
 use toehold_channel::doorbell::{SLEEPS_NOT, WAKE_SEQ_CST, mark};
 
 use crate::connection::Connection;
+use crate::connection::carrier::Carrier;
 use crate::epoll::instance::epoll;
-use crate::epoll::registration::{EDGE, each_registration, first, peer_tail, registration};
+use crate::epoll::registration::{
+    EDGE, WRITABLE, each_registration, first, peer_tail, registration,
+};
 use crate::waiting::sleepers;
 
 /// The program met a full kernel buffer on a connection whose direction is on the carrier: let the
@@ -37,6 +40,40 @@ pub(crate) fn writing_blocked(connection: &Connection) {
     each_registration(connection, |_, one| {
         one.forget_room();
     });
+}
+
+fn are_edges_of_room(events: u32) -> bool {
+    events & EDGE != 0 && events & WRITABLE != 0
+}
+
+/// The program has registered `connection` for `events`.
+pub(super) fn note_interest(connection: &Connection, events: u32) {
+    if are_edges_of_room(events) {
+        connection.local.expects_room.store(1, Ordering::Relaxed);
+    }
+}
+
+/// The program has sent bytes by a ring, and the connection has an edge-triggered registration for
+/// room. On a Unix socket, the kernel reports an edge whenever the peer reads, even if the buffer
+/// was never full (`unix_write_space` in net/unix/af_unix.c). Some programs send a few messages and
+/// wait for that edge. The peer's library does not tell when it reads, so the edge comes already
+/// now.
+#[cold]
+pub(crate) fn sent_on_unix(connection: &Connection) {
+    if Carrier::of(connection) == Carrier::Tcp {
+        connection.local.expects_room.store(0, Ordering::Relaxed);
+        return;
+    }
+    each_registration(connection, |n, one| {
+        if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed))
+            && one.is_ours()
+            && are_edges_of_room(one.events())
+        {
+            one.forget_room();
+            epoll.show_to_sleepers(n);
+        }
+    });
+    mark_own(connection);
 }
 
 /// The program has learned of bytes, room or the end of `connection` by another call than a wait on
